@@ -24,7 +24,7 @@ def are_in_place(now: Placement, goal: Placement) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Homecoming:
+class ReturnProgress:
     """The progress of a view towards the one return of states that it allows."""
 
     is_in_place: bool = False
@@ -34,7 +34,7 @@ class Homecoming:
     is_over: bool = False
     """True once states have come back in this view. None come back again, so that they do not go to and fro."""
 
-    def measured(self, *, is_in_place: bool) -> Homecoming:
+    def measured(self, *, is_in_place: bool) -> ReturnProgress:
         """Return the progress after one more step, whose commit leaves the holders in place or not."""
         # Holders may be changed again within a view, and then the count begins anew.
         clean_steps = self.clean_steps + 1 if self.is_in_place and is_in_place else 0

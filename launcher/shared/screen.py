@@ -35,8 +35,8 @@ _logs: list[EventLog] = []
 class ScreenPipe:
     """A pipe to the file or terminal `target`. It is a pseudo-terminal if `target` is a terminal.
 
-    The owner closes `into`, the writing end. `shown`: a descriptor to which each line is written, too, and the words
-    before the line.
+    The owner closes `into`, the writing end, and `close` closes the target. `shown`: a descriptor to which each line is
+    written, too, and the words before the line.
     """
 
     def __init__(self, target: int, *, shown: tuple[int, str] | None = None) -> None:
@@ -53,6 +53,9 @@ class ScreenPipe:
         """Show what is still in the pipe. Later output of processes that outlive the job is lost."""
         os.eventfd_write(self._end, 1)
         self._thread.join(_END_S)
+        if not self._thread.is_alive():  # else it still writes to a slow screen
+            for fd in (self._out, self._end, self._target):
+                os.close(fd)
 
     def _carry(self) -> None:
         # A terminal may be set to stop background jobs that write to it.

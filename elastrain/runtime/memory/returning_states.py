@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastrain.job.placement import Placement
-from elastrain.memory.coming_back import Homecoming, are_in_place, coming_back, staying_away
+from elastrain.memory.coming_back import ReturnProgress, are_in_place, coming_back, staying_away
 from elastrain.memory.held_shards import Held
 from elastrain.memory.member_account import MemberAccount
 from elastrain.memory.memory_budget import Fit, Measured
@@ -26,11 +26,11 @@ class ReturningStates:
         """True if a decision is to be carried out, whatever it says about activations."""
         self._executor = executor
         self._meter = meter
-        self._progress = Homecoming()
+        self._progress = ReturnProgress()
 
     def begin_view(self, account: MemberAccount) -> int:
         """Free the gradients' memory that a new plan does not need. Returns the bytes that stay besides its own."""
-        self._progress = Homecoming()
+        self._progress = ReturnProgress()
         self._meter.mark()
         self._executor.trim(account.slots)
         return self._surplus_bytes(account)

@@ -104,34 +104,24 @@ def test_a_limit_that_cannot_be_kept_ends_the_job_with_a_sentence(
     assert "Traceback" not in done.output
 
 
+def stated(*options: str) -> dict[str, Any]:
+    """What `elastrain doctor --memory` states on the test device."""
+    command = [sys.executable, "-m", "elastrain.launcher", "doctor", "--memory", str(SCRIPT), "--json", *options]
+    asked = warm.run(command, env=environment(**ON_LATE), capture_output=True, text=True, timeout=240)
+    assert asked.returncode == 0, asked.stderr
+    return dict(json.loads(asked.stdout))
+
+
 def test_the_arguments_of_init_are_those_of_the_flags() -> None:
     limits = {"memory_limit": 1 << 30, "host_memory_limit": 2 << 30, "host_tier": 1 << 20}
-    command = [sys.executable, "-m", "elastrain.launcher", "doctor", "--memory", str(SCRIPT), "--json"]
-    asked = warm.run(
-        [*command, "--", "--limits", json.dumps(limits)],
-        env=environment(**ON_LATE),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert asked.returncode == 0, asked.stderr
-    told = json.loads(asked.stdout)
+    told = stated("--", "--limits", json.dumps(limits))
     assert (told["limit"], told["host"]["limit"]) == (1 << 30, 2 << 30)
     assert [each["tier"] for each in told["host"]["members"]] == [1 << 20]
 
 
 def test_the_doctor_states_both_memories_as_the_members_of_a_job_find_them(tmp_path: Path) -> None:
     limited = ("--memory-limit", "1G", "--host-memory-limit", "64G", "--host-tier", "1M")
-    command = [sys.executable, "-m", "elastrain.launcher", "doctor", "--memory", str(SCRIPT), "--nproc-per-node", "2"]
-    asked = warm.run(
-        [*command, *limited, "--json", "--", *ARGUMENTS],
-        env=environment(**ON_LATE),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert asked.returncode == 0, asked.stderr
-    told = json.loads(asked.stdout)
+    told = stated("--nproc-per-node", "2", *limited, "--", *ARGUMENTS)
     assert (told["memory"], told["host"]["memory"]) == ("device memory", "host memory")
     assert (told["limit"], told["host"]["limit"]) == (1 << 30, 64 << 30)
     job = run(tmp_path, *limited)

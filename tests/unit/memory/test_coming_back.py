@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain.job.placement import Holders
-from elastrain.memory.coming_back import CLEAN_STEPS, Homecoming, are_in_place, coming_back, staying_away
+from elastrain.memory.coming_back import CLEAN_STEPS, ReturnProgress, are_in_place, coming_back, staying_away
 from elastrain.memory.memory_budget import Fit, Measured
 from tests.unit.memory.test_memory_budget import MIB
 
@@ -40,7 +40,7 @@ def test_an_estimate_brings_no_state_back_and_may_send_more_away() -> None:
 
 
 def test_states_come_back_once_after_clean_steps_with_all_holders_in_place() -> None:
-    progress = Homecoming()
+    progress = ReturnProgress()
     found = []
     for is_in_place in [*[False] * 2 * CLEAN_STEPS, True, False, *[True] * (CLEAN_STEPS + 1)]:
         progress = progress.measured(is_in_place=is_in_place)
