@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from types import FrameType
 
 from elastrain.base.processes import open_missing
-from elastrain.launcher.shared.console import Output, say
-from elastrain.launcher.shared.process_environment import leave_outer_job
+from elastrain.launcher.shared.console import Output
+from elastrain.launcher.shared.process_environment import leave_outer_job, stop
 
 
 def main() -> None:
@@ -24,15 +23,9 @@ def main() -> None:
             signal.SIG_DFL,
             signal.default_int_handler,
         ):  # a signal that is ignored, as under `nohup` or a shell's `&`, stays ignored
-            signal.signal(number, _stop)
+            signal.signal(number, stop)
     leave_outer_job()
     from elastrain.launcher.cli.command_line import app
 
     Output.install()
     app(prog_name="elastrain")
-
-
-def _stop(number: int, _frame: FrameType | None) -> None:
-    """End with a sentence on a signal. A running job replaces this handler, and restores it at its end."""
-    say(f"stopped by {signal.Signals(number).name}")
-    raise SystemExit(128 + number)

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
+from elastrain.base.processes import say
 from elastrain.errors import ConfigError
 
 
@@ -78,6 +79,20 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that stop a job."""
 
 
+_heard: list[signal.Signals] = []
+
+
+def stop(number: int, _frame: object) -> None:
+    """End with a sentence on a signal. `StopSignals` replaces this handler, and restores it at its end.
+
+    Python ignores an exception inside a finalizer, and while modules are imported some finalizers run. The signal is
+    therefore kept: `StopSignals` hears it, if the command has gone on.
+    """
+    say(f"stopped by {signal.Signals(number).name}")
+    _heard.append(signal.Signals(number))
+    raise SystemExit(128 + number)
+
+
 class StopSignals:
     """A handler of the stop signals until `close`. Its descriptor becomes readable when a signal has arrived."""
 
@@ -87,12 +102,15 @@ class StopSignals:
         for sock in (self._out, into):
             sock.setblocking(False)
             self._former.callback(sock.close)
+        # The interpreter itself writes to this descriptor, so a signal always wakes the loop. This comes before the
+        # handlers, which would lose a signal.
+        former = signal.set_wakeup_fd(into.fileno(), warn_on_full_buffer=False)
+        self._former.callback(signal.set_wakeup_fd, former)
         # A signal that is ignored, as under `nohup` or a shell's `&`, stays ignored.
         for number in [each for each in NUMBERS if signal.getsignal(each) != signal.SIG_IGN]:
             self._former.callback(signal.signal, number, signal.signal(number, _noted_elsewhere))
-        # The interpreter itself writes to this descriptor, so a signal always wakes the loop.
-        former = signal.set_wakeup_fd(into.fileno(), warn_on_full_buffer=False)
-        self._former.callback(signal.set_wakeup_fd, former)
+        if _heard:
+            into.send(bytes(_heard))
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""

@@ -10,8 +10,10 @@ import errno
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from statistics import median
 from typing import Any, cast
 
 import torch
@@ -182,6 +184,10 @@ class FailingDrives:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (injected)")
 
 
+USUAL = 8
+"""Micro-batches by which `Slowness` knows how long one takes without it."""
+
+
 class Slowness:
     """A delay of each micro-batch. Any thread calls `begin`; the training loop's thread uses what `around` returns."""
 
@@ -192,6 +198,8 @@ class Slowness:
         self._factor, self._how, self._until_s = 1.0, "busy", 0.0
         self._last_s = 0.0
         """Seconds that the last micro-batch took without the delay."""
+        self._usual_s: deque[float] = deque(maxlen=USUAL)
+        """Seconds that the last ones took that had no delay."""
 
     def begin(self, factor: float, how: str, for_s: float | None) -> None:
         """Make micro-batches take `factor` times as long, by sleeping or by busy waiting, for `for_s` seconds."""
@@ -201,27 +209,38 @@ class Slowness:
     def around(
         self, computing: Callable[[], AbstractContextManager[None]]
     ) -> Callable[[], AbstractContextManager[None]]:
-        """Return `computing` with a delay before it: a micro-batch then takes `factor` times as long as the last."""
+        """Return `computing` with a delay before it: a micro-batch then takes `factor` times as long as the last.
+
+        The last one counts as no longer than usual, the median of those that had no delay. Caches are cold after a
+        delay, so on a shared machine each micro-batch may take longer than the one before, and would make the next
+        delay longer.
+        """
 
         @contextmanager
         def slowed() -> Iterator[None]:
-            self._delay()
+            is_delayed = self._delay()
             began_s = self._clock()
             with computing():
                 yield
             self._last_s = self._clock() - began_s
+            if not is_delayed:
+                self._usual_s.append(self._last_s)
 
         return slowed
 
-    def _delay(self) -> None:
+    def _delay(self) -> bool:
         if self._clock() >= self._until_s:
-            return
+            return False
         # The delay comes first: after the computation the result would be on its way already.
-        until_s = self._clock() + (self._factor - 1.0) * self._last_s
+        until_s = self._clock() + (self._factor - 1.0) * min(self._last_s, self._usual())
         if self._how == "sleep":
             self._sleep(max(0.0, until_s - self._clock()))
         while self._clock() < until_s:
             pass
+        return True
+
+    def _usual(self) -> float:
+        return median(self._usual_s) if self._usual_s else math.inf
 
 
 _SETTINGS = {"config": "seed", "threads": "intra-op threads", "torch": "torch"}

@@ -37,6 +37,30 @@ def test_an_ignored_ctrl_c_stays_ignored() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+IN_A_FINALIZER = """
+import os, sys, types
+from elastrain.launcher.cli.main import main
+class Freed:
+    def __del__(self):
+        os.kill(os.getpid(), {number})
+        for _ in range(1000): pass  # the handler runs here
+def app(prog_name):
+    from elastrain.launcher.shared.process_environment import StopSignals
+    Freed()
+    sys.exit(StopSignals().take()[0])
+sys.modules["elastrain.launcher.cli.command_line"] = types.SimpleNamespace(app=app)
+main()
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_comes_in_a_finalizer_is_not_lost(number: signal.Signals) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", IN_A_FINALIZER.format(number=int(number))], capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stderr.splitlines()[0]) == (number, f"elastrain: stopped by {number.name}")
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(("after_s", "to_all"), [(0.0, False), (0.0, True), (0.4, False), (1.0, True)])
 def test_nodes_that_are_stopped_while_they_start_say_so(

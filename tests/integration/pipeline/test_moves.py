@@ -10,8 +10,8 @@ import pytest
 from tests.integration.pipeline.test_pipelines import PIPELINED, assert_every_step_is_that_of_one, had, trained
 from tests.support.training import Run, run_job
 
-STEPS = ("--steps", "24", "--micro-batches", "6", "--backups", "2")
-SLOW = "slow --target member:m1 --at step=1,phase=forward --factor 12 --how sleep"
+STEPS = ("--steps", "16", "--micro-batches", "4", "--backups", "2")
+SLOW = "slow --target member:m1 --at step=1,phase=forward --factor 30 --how sleep"
 
 
 def moves(run: Run) -> list[dict[str, Any]]:
@@ -24,7 +24,7 @@ def moves(run: Run) -> list[dict[str, Any]]:
 def test_blocks_move_without_waiting(tmp_path: Path) -> None:
     run = trained(tmp_path, 3, 3, *STEPS, faults=(SLOW,))
     told = assert_every_step_is_that_of_one(run, *STEPS)
-    assert len(had(told, 22)["m1"]) < len(had(told, 3)["m1"])
+    assert len(had(told, 14)["m1"]) < len(had(told, 3)["m1"])
     ended = [each for each in moves(run) if not each["is_dropped"]]
     assert ended
     assert any(set(each["shadows"]) != {"m1"} for each in ended), "others take what it gives"

@@ -9,8 +9,9 @@ import pytest
 from tests.integration.pipeline.test_pipelines import PIPELINED, assert_every_step_is_that_of_one, had, trained
 from tests.support.training import Run, run_job
 
-STEPS = ("--steps", "24", "--micro-batches", "6")
-SLOW = "slow --target member:m1 --at step=1,phase=forward --factor 12 --how sleep"
+STEPS = ("--steps", "16", "--micro-batches", "4")
+MORE_STEPS = ("--steps", "24", "--micro-batches", "6")
+SLOW = "slow --target member:m1 --at step=1,phase=forward --factor 30 --how sleep"
 
 
 def planned(run: Run) -> dict[str, list[bool]]:
@@ -26,7 +27,7 @@ def test_a_slow_member_gets_fewer_blocks(tmp_path: Path) -> None:
     answers = planned(run)
     assert set(answers) == {"m0"}, "the view's first member alone asks"
     assert True in answers["m0"]
-    assert len(had(told, 22)["m1"]) < len(had(told, 3)["m1"])
+    assert len(had(told, 14)["m1"]) < len(had(told, 3)["m1"])
 
 
 @pytest.mark.slow
@@ -44,8 +45,8 @@ def test_after_a_loss_the_planner_is_asked_at_once_about_those_that_are_left(tmp
     kill = "kill --target member:m1 --at step=12,phase=forward"
     # No newcomer: while it gets its blocks, no plan is sought.
     options = ("--stages", "2", "--max-restarts", "0")
-    run = run_job(tmp_path, workers=4, arguments=STEPS, options=options, script=PIPELINED, faults=(kill,))
-    assert_every_step_is_that_of_one(run, *STEPS)
+    run = run_job(tmp_path, workers=4, arguments=MORE_STEPS, options=options, script=PIPELINED, faults=(kill,))
+    assert_every_step_is_that_of_one(run, *MORE_STEPS)
     its = run.journals["m0"]
     asked = next(n for n, e in enumerate(its) if e["event"] == "planner_asked" and e["generation"] == 2)
     # Not only once the members that are left have been measured anew, which takes five steps.

@@ -252,6 +252,30 @@ def test_a_slow_worker_takes_a_multiple_of_the_last_micro_batchs_time_and_recove
     assert took == [2.0, 6.0, 6.0, 6.0, 2.0]
 
 
+def test_micro_batches_that_are_slower_for_the_delay_do_not_lengthen_it() -> None:
+    now, slept = [0.0], [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        slept[0] = seconds
+
+    @contextmanager
+    def computing() -> Iterator[None]:
+        now[0] += 1.0 + slept[0]
+        yield
+
+    slowness = Slowness(lambda: now[0], sleep)
+    around = slowness.around(computing)
+    delays = []
+    for number in range(6):
+        if number == 1:
+            slowness.begin(3.0, "sleep", None)
+        with around():
+            pass
+        delays.append(slept[0])
+    assert delays == [0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+
+
 def test_a_busy_straggler_computes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks at the clock until its time is over, and sleeps neither as it was told to nor otherwise."""
     looks, slept = itertools.count(), list[float]()
