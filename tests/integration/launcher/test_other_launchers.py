@@ -130,23 +130,27 @@ def test_ranks_stop_with_a_sentence_if_the_process_of_their_job_is_killed(tmp_pa
 
 def test_a_rank_that_dies_while_the_others_are_awaited_ends_the_wait(tmp_path: Path) -> None:
     with world(tmp_path, 2, "--steps", "4", says=3) as started:
-        until(lambda: any("adoption" in c for c in _commands()), 60, "the ranks meet")
-        until(lambda: _connected(started.ranks[1].pid), 60, "rank 1 waits")
+        until(lambda: _connected(tmp_path) == 2, 60, "both wait for the third")
         started.ranks[1].kill()
         assert started.ranks[0].wait(60) == 1, started.text()
         assert "rank 1 has ended before all 3 ranks called elastrain.init()" in started.text()
         assert "Traceback" not in started.text()
 
 
-def _commands() -> list[str]:
-    return [path.read_text() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK)]
-
-
-def _connected(pid: int) -> bool:
-    """True if a UNIX socket of the process is connected to the meeting of its ranks."""
-    links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
-    names = Path("/proc/net/unix").read_text()
-    return "@elastrain/ranks/" in names and any(link.startswith("socket:") for link in links)
+def _connected(home: Path) -> int:
+    """Number of ranks that are connected to the meeting of the world with this home."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            if b"adoption" not in (process / "cmdline").read_bytes():
+                continue
+            if f"ELASTRAIN_HOME={home}".encode() not in (process / "environ").read_bytes().split(b"\0"):
+                continue
+            own = {os.readlink(fd) for fd in (process / "fd").iterdir()}
+            sockets = [
+                line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "@elastrain/ranks/" in line
+            ]
+            return sum(state == "03" and f"socket:[{inode}]" in own for *_, state, inode, _ in sockets)
+    return 0
 
 
 def _command(*script: str, options: tuple[str, ...] = ()) -> list[str]:
