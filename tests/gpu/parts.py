@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class Setting:
     def alone(self, training: Training) -> Ran:
         """Return the undisturbed job of one with which a job of a training is compared; it runs once per part."""
         wanted = replace(training, members=1, troubles=(), wait_from=0, meters=False)
-        name = f"alone-{wanted.model}-{wanted.steps}"
+        name = f"alone-{wanted.model}-{blake2b(wanted.to_json().encode(), digest_size=6).hexdigest()}"
         found: Ran = self.alones.get(wanted, lambda: self.run(name, Job(training=wanted)))
         return found
 

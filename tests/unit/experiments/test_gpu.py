@@ -168,6 +168,17 @@ def test_a_job_of_one_that_fails_fails_once_for_all_that_compare_with_it(
     assert len(tries) == 1
 
 
+def test_jobs_of_one_that_differ_in_anything_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, names = a_setting(tmp_path, []), list[str]()
+    monkeypatch.setattr(setting, "run", lambda name, job: names.append(name))
+    for compiled in ("", "eager", "model aot_eager"):
+        for members in (1, 2):
+            setting.alone(setting.training(members=members, compiled=compiled))
+    assert len(names) == len(set(names)) == 3
+
+
 # -------------------------------------------------------------------------------------------------- lines and the pages
 
 
