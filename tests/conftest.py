@@ -38,9 +38,10 @@ import grpc  # noqa: E402, F401
 
 del os.environ["GRPC_ENABLE_FORK_SUPPORT"]
 
-# Behind `nohup make test &` it is ignored, in all that is started from here too, and tests send it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Behind `nohup make test &` they are ignored, in all that is started from here too, and tests send them.
+for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, handler)
 
 BUDGETS_S = {"unit": 60, "property": 30, "sim": 115, "contract": 45, "integration": 350}
 """Seconds that each folder may take on two quiet cores, ten minutes together."""

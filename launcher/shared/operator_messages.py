@@ -225,7 +225,9 @@ def state(run: RunDir) -> dict[str, Any]:
     life = max(int(state["life"]) for state in living or found)
     newest = [state for state in living or found if state["life"] == life]
     ends = [state for state in newest if state["end"] and state["end"]["job_is_over"]]  # others were told to leave
-    return _merged(max(ends or newest, key=lambda state: (state["exit_code"] or 0, int(state["generation"]))), newest)
+    # A spare has no workers, and so knows neither the loss nor the redundancy.
+    best = max(ends or newest, key=lambda s: (s["exit_code"] or 0, int(s["generation"]), s["step"] is not None))
+    return _merged(best, newest)
 
 
 def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class PlayedAgent:
     def __init__(self, run: RunDir, *, redundancy: str = "", stopped: bool = False, armed: bool = True) -> None:
         self.asked: list[object] = []
         self._armed = armed
-        self._state = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
-        self._state["redundancy"] = redundancy
+        self.state = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
+        self.state["redundancy"] = redundancy
         self._name = run.path.name
         self.listener = rundir.listen(run)
         if not stopped:
@@ -52,7 +52,7 @@ class PlayedAgent:
 
     def _answer(self, request: object) -> Answer:
         if isinstance(request, AskState):
-            return Answer(ok=True, state=self._state)
+            return Answer(ok=True, state=self.state)
         return Answer(ok=self._armed, sentence=self._name if self._armed else NOT_ARMED)
 
     def close(self) -> None:
@@ -93,6 +93,14 @@ def test_of_several_nodes_one_that_knows_the_holders_is_asked(whole: RunDir, age
     agent(agents, whole, "node1", redundancy="every shard survives the loss of 1 more")
     assert operator_messages.ask(whole, KILL).sentence == "node1"
     assert fresh.asked == [AskState()]
+
+
+def test_a_spare_that_comes_first_does_not_hide_the_loss_and_the_redundancy(whole: RunDir, agents: ExitStack) -> None:
+    agent(agents, whole, "node0")
+    busy = agent(agents, whole, "node1", redundancy="every shard survives the loss of 1 more")
+    busy.state |= {"step": 3, "loss": 0.5}
+    told = operator_messages.state(whole)
+    assert (told["step"], told["loss"], told["redundancy"]) == (3, 0.5, "every shard survives the loss of 1 more")
 
 
 def test_the_one_agent_of_a_run_is_not_taken_for_a_launcher_of_nodes(whole: RunDir, agents: ExitStack) -> None:
