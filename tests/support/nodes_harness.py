@@ -168,11 +168,11 @@ class NodesJob:
         data = str(self.run.path / "etcd" / "data").encode()
         return next(int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if data in _bytes(p))
 
-    def finish(self, timeout_s: float = 90.0) -> Run:
+    def finish(self, timeout_s: float = 270.0) -> Run:
         self.hurry()
         return self.end(timeout_s)
 
-    def end(self, timeout_s: float = 90.0) -> Run:
+    def end(self, timeout_s: float = 270.0) -> Run:
         """What has become of it, when it ends by itself."""
         return Run(self.process.wait(timeout_s), self.text(), self.run.path)
 

@@ -126,7 +126,7 @@ class Slurm:
     def expand(self, job: str, node: str) -> str:
         """Add an idle node to a running job. Returns why Slurm refuses that, or ""."""
         words = ("salloc", "--no-shell", "--nodes=1", f"--nodelist={node}", f"--dependency=expand:{job}")
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=360, check=False)
         if done.returncode:
             return done.stderr.strip()
         number = done.stderr.split("Granted job allocation ")[1].split()[0]
@@ -134,7 +134,7 @@ class Slurm:
 
     def told(self, *command: str, text: str | None = None, cwd: Path | None = None) -> str:
         done = subprocess.run(
-            command, env=self.environment, input=text, cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+            command, env=self.environment, input=text, cwd=cwd, capture_output=True, text=True, timeout=180, check=False
         )
         return done.stdout.strip()
 

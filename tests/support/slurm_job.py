@@ -82,7 +82,7 @@ def submit(slurm: Slurm, folder: Path, *words: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=360,
         check=False,
     )
     assert done.returncode == 0, done.stderr

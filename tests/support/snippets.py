@@ -20,7 +20,7 @@ from tests.support.sources import ROOT
 TUTORIALS = ROOT / "docs/tutorials"
 FENCE = re.compile(r"^```(\w*)[ ]*([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TITLE = re.compile(r'title="([\w./-]+)"')
-TIMEOUT_S = 240.0
+TIMEOUT_S = 500.0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tests.support.sources import ROOT
 SCRIPTS = ROOT / "tests/integration/scripts"
 SCRIPT = SCRIPTS / "small_training.py"
 PRECISION = SCRIPTS / "precision_training.py"
-TIMEOUT_S = 200.0
+TIMEOUT_S = 500.0
 
 
 @dataclass(frozen=True)

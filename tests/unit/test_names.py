@@ -16,7 +16,7 @@ from tests.support.sources import ROOT
 
 def _alone(code: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=360)
 
 
 NAMES = ("offload.save_on_disk", "offload.SpillWriteError", "comm.surviving", "comm.reconfigure", "comm.handle")

@@ -18,7 +18,7 @@ def test_the_suites_hold_on_the_strict_device() -> None:
         cwd=warm.ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=360,
     )
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
     passed = re.search(r"(\d+) passed", ended.stdout)

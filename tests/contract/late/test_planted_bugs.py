@@ -56,5 +56,5 @@ def test_a_host_that_reads_the_devices_memory_ends_with_a_signal() -> None:
 
         late.install()
         carrying.on_device(*bugs._given(), "the host reads the device's memory")"""
-    done = warm.run([sys.executable, "-c", code], env={**os.environ, **warm.THERE}, timeout=120)
+    done = warm.run([sys.executable, "-c", code], env={**os.environ, **warm.THERE}, timeout=360)
     assert done.returncode == -signal.SIGSEGV

@@ -171,7 +171,7 @@ def test_a_kernel_that_writes_a_peers_memory_ends_its_process() -> None:
         exporter = its.share()
         imports, reference = its.imported(its.share(), exporter, its.filled(exporter))
         imports.tensor(reference).fill_(1)"""
-    done = warm.run([sys.executable, "-c", code], env={**os.environ, **warm.THERE}, timeout=120)
+    done = warm.run([sys.executable, "-c", code], env={**os.environ, **warm.THERE}, timeout=360)
     assert done.returncode == -signal.SIGSEGV
 
 

@@ -193,7 +193,7 @@ def test_an_unwritable_directory_is_refused_in_one_sentence() -> None:
     )
     with tempfile.TemporaryDirectory() as locked:  # not below tmp_path, which only its owner may enter
         Path(locked).chmod(0o555)
-        ran = subprocess.run([sys.executable, "-c", code, locked], capture_output=True, text=True, timeout=60)
+        ran = subprocess.run([sys.executable, "-c", code, locked], capture_output=True, text=True, timeout=180)
         Path(locked).chmod(0o700)
     assert "is not writable by this process" in ran.stderr
 

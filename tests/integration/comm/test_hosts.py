@@ -51,7 +51,7 @@ def _ask(members: list[_Member], word: str) -> list[str]:
     return [member.hear() for member in members]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_two_hosts_reduce_to_the_same_bits_and_one_goes_on_when_the_cable_is_cut(tmp_path: Path) -> None:
     if (reason := lacking()) is not None:
         pytest.skip(reason)

@@ -58,7 +58,7 @@ def _in_a_new_process(path: Path, victim: int | None, nodes: bool) -> list[Any]:
     """Return the replicas' answers. A process whose autograd has begun takes no further device, nor do its forks."""
     call = f"{on_late.__module__} import on_late; print(json.dumps(on_late({str(path)!r}, {victim}, {nodes})))"
     command = [sys.executable, "-c", f"import json; from {call}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=360, check=False)
     assert done.returncode == 0, done.stderr
     said: list[Any] = json.loads(done.stdout.splitlines()[-1])
     return said

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "elastrain.launcher", "doctor", "--memory", *arguments]
-    return warm.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    return warm.run(command, env=environment(), capture_output=True, text=True, timeout=360)
 
 
 def test_what_is_stated_is_what_the_members_of_a_job_find(tmp_path: Path) -> None:
@@ -195,6 +195,6 @@ def test_a_script_ends_with_the_command_that_asked_it(tmp_path: Path) -> None:
 
 def test_doctor_is_told_what_to_look_at() -> None:
     command: list[Any] = [sys.executable, "-m", "elastrain.launcher", "doctor", "train.py"]
-    asked = warm.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    asked = warm.run(command, env=environment(), capture_output=True, text=True, timeout=180)
     assert asked.returncode == 2
     assert "--memory" in asked.stderr

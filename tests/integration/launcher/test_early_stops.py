@@ -27,13 +27,13 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_while_the_commands_are_imported_ends_with_a_sentence(number: signal.Signals) -> None:
     code = BEFORE_THE_COMMANDS.format(number=int(number))
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
     assert (ran.returncode, ran.stderr) == (128 + number, f"elastrain: stopped by {number.name}\n")
 
 
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + BEFORE_THE_COMMANDS.format(number=2)
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
@@ -56,7 +56,7 @@ main()
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_that_comes_in_a_finalizer_is_not_lost(number: signal.Signals) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", IN_A_FINALIZER.format(number=int(number))], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", IN_A_FINALIZER.format(number=int(number))], capture_output=True, text=True, timeout=180
     )
     assert (ran.returncode, ran.stderr.splitlines()[0]) == (number, f"elastrain: stopped by {number.name}")
 
@@ -71,6 +71,6 @@ def test_nodes_that_are_stopped_while_they_start_say_so(
         until(job.run.path.exists, 60, "the command's first deed")
         time.sleep(after_s)  # whatever it is about: all of its moments are asked the same
         (os.killpg if to_all else os.kill)(job.process.pid, number)
-        assert job.process.wait(60) == 128 + number, job.text()
+        assert job.process.wait(180) == 128 + number, job.text()
         assert f"stopped by {number.name}" in job.text()
         assert "was lost" not in job.text() and "Traceback" not in job.text()

@@ -88,7 +88,7 @@ def _start(switch: Switch, tmp_path: Path, host: str) -> NodesJob:
 
 def _scan(switch: Switch, host: str) -> dict[str, str]:
     command = [*switch.inside("stranger"), sys.executable, "-c", SCAN, switch.address(host), "scanned"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=360)
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
     return found

@@ -180,7 +180,7 @@ def test_nodes_whose_fork_server_is_killed_end_with_a_sentence(tmp_path: Path) -
         fork_server = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
         assert fork_server != run.process.pid
         os.kill(fork_server, signal.SIGKILL)
-        assert run.process.wait(60) == 1, run.text()
+        assert run.process.wait(180) == 1, run.text()
         assert run.text().count("the process that nodes are started from was killed: all nodes end") == 1
         run.assert_nothing_left()
 
@@ -189,7 +189,7 @@ def test_nodes_whose_fork_server_is_killed_end_with_a_sentence(tmp_path: Path) -
 def test_nothing_of_a_job_of_simulated_nodes_outlives_its_command(tmp_path: Path) -> None:
     """The process that nodes are forked from has torch in it: the end of its interpreter took a second."""
     with _run("--local-nodes", "2", "--no-python", "true") as run:
-        assert run.process.wait(90) == 0, run.text()
+        assert run.process.wait(270) == 0, run.text()
         left = {pid: words for pid, words in run.living().items() if "resource_tracker" not in words}
         assert not left
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def scraped(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=180) as answer:
         text: str = answer.read().decode()
     return text
 

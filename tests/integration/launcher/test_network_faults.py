@@ -131,7 +131,7 @@ def test_loss_and_slow_links_cost_time_alone(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.on_demand
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("line", ["etcd-kill --for 6", "etcd-stop --for 6", "etcd-wipe --for 6", "etcd-compact"])
 def test_etcd_that_fails_stops_no_step_and_a_loss_and_a_join_afterwards_are_as_ever(tmp_path: Path, line: str) -> None:
     with netns_job(tmp_path, arguments=LONG) as job:
@@ -148,7 +148,7 @@ def test_etcd_that_fails_stops_no_step_and_a_loss_and_a_join_afterwards_are_as_e
 
 
 @pytest.mark.on_demand
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("line", ["etcd-kill --for 12", "etcd-wipe --for 12"])
 def test_loss_while_etcd_is_away_parks_says_so_and_goes_on_when_it_is_back(tmp_path: Path, line: str) -> None:
     with netns_job(tmp_path, arguments=LONG) as job:
@@ -178,7 +178,7 @@ def test_node_that_stood_still_beyond_its_lease_is_left_out_and_comes_back_as_an
 
 
 @pytest.mark.on_demand
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_node_that_is_started_again_while_etcd_is_away_waits_for_it(tmp_path: Path) -> None:
     """It gave up after four seconds, and the whole command ended with 1 though the job was well."""
     with netns_job(tmp_path, arguments=LONG) as job:

@@ -84,7 +84,7 @@ def test_a_vocabulary_made_of_a_set_of_words_is_the_same_in_every_worker(tmp_pat
     for number, seed in enumerate(({}, {}, {"PYTHONHASHSEED": "7"})):
         folder = ["--run-dir", str(tmp_path / f"run{number}")]
         started = [*command, *folder, str(script(tmp_path, text)), str(tmp_path)]
-        warm.run(started, env={**unset, **seed}, check=True, timeout=60)
+        warm.run(started, env={**unset, **seed}, check=True, timeout=180)
         orders.append({(tmp_path / str(rank)).read_text() for rank in range(2)})
     assert [len(order) for order in orders] == [1, 1, 1]
     assert orders[0] == orders[1], "another run of the script"
@@ -122,7 +122,7 @@ def test_an_agent_is_small_before_the_script_starts(tmp_path: Path, flags: tuple
     options = (*flags, "--rdzv-id", f"small-{len(flags)}", "--redirects", "1", "--run-dir", str(tmp_path / "run"))
     command = [sys.executable, "-m", "elastrain.launcher", "run", *options, str(script(tmp_path, AGENT_MEMORY))]
     # Not one of the tests' warm processes, which have imported torch.
-    subprocess.run(command, env=os.environ | {"ELASTRAIN_HOME": str(tmp_path)}, check=True, timeout=60)
+    subprocess.run(command, env=os.environ | {"ELASTRAIN_HOME": str(tmp_path)}, check=True, timeout=180)
     written = (tmp_path / "run" / "logs" / "m0" / "stdout.log").read_text()
     has_torch, resident_kib, own_kib = written.split()
     assert has_torch == "False", "torch alone takes 200 MiB and seconds of every start"
@@ -180,7 +180,7 @@ def test_exit_code_of_a_script_that_fails_is_not_zero_and_said(tmp_path: Path) -
 )
 def test_wrong_input_ends_in_one_sentence_and_exit_code_2(tmp_path: Path, flags: list[str], sentence: str) -> None:
     env = {**os.environ, "ELASTRAIN_HOME": str(tmp_path)}
-    done = warm.run([*ELASTRAIN, "run", *flags], capture_output=True, text=True, timeout=90, env=env)
+    done = warm.run([*ELASTRAIN, "run", *flags], capture_output=True, text=True, timeout=270, env=env)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
@@ -191,7 +191,7 @@ def test_faults_file_is_checked_before_anything_starts(tmp_path: Path) -> None:
     faults = tmp_path / "faults"
     faults.write_text("kill --target member:m1 --at step=1\nkill --target member:m1 --at phase=lunch\n")
     command = [*ELASTRAIN, "run", "--run-dir", str(tmp_path / "run"), "--faults", str(faults), __file__]
-    done = warm.run(command, capture_output=True, text=True, timeout=90)
+    done = warm.run(command, capture_output=True, text=True, timeout=270)
     assert done.returncode == 2
     assert f"{faults}, line 2: unknown phase 'lunch'" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -217,7 +217,7 @@ def test_nothing_is_written_outside_the_runs_folder(tmp_path: Path) -> None:
     # In one piece: what is copied in two has its prefix twice.
     hello = script(tmp_path, "import sys; sys.stdout.write('hello\\n')")
     command = [*ELASTRAIN, "run", "--run-dir", str(run), "--tee", "3", str(hello)]
-    done = warm.run(command, capture_output=True, text=True, timeout=90, env=env)
+    done = warm.run(command, capture_output=True, text=True, timeout=270, env=env)
     assert (done.returncode, done.stdout) == (0, "[m0] hello\n")
     assert not list(temporary.iterdir())
     assert not list(home.iterdir())

@@ -41,7 +41,7 @@ def test_agents_members_and_etcd_listen_within_the_range(tmp_path: Path) -> None
         assert etcd and all(FIRST <= port <= LAST for port in etcd), etcd
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 def test_the_quorum_of_a_job_listens_within_the_range_too(tmp_path: Path) -> None:
     with quorum_hosts(tmp_path, "h0", "h1") as hosts:
@@ -58,7 +58,7 @@ def test_the_quorum_of_a_job_listens_within_the_range_too(tmp_path: Path) -> Non
 def test_a_range_that_is_too_small_ends_the_command_with_two(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--port-range", "41000-41002"]
     command += ["--run-dir", str(tmp_path / "run"), "--nproc-per-node", "4", str(SCRIPT), "--steps", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=360, check=False)
     assert done.returncode == 2
     assert "--port-range 41000-41002: 3 ports, and 10 are needed here" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -24,7 +24,7 @@ from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(lacking() is not None, reason=str(lacking())),
 ]
 HOSTS = ("h0", "h1", "h2")

@@ -230,9 +230,9 @@ def test_inject_kills_at_once_or_refuses_with_a_sentence(tmp_path: Path) -> None
     with launched(tmp_path, "--nproc-per-node", "2", "--inject") as job:
         job.wait_step(1)
         command = [sys.executable, "-m", "elastrain.launcher", "inject", "kill", "--run", str(job.run.path), "--target"]
-        done = warm.run([*command, "member:m9"], capture_output=True, text=True, timeout=90)
+        done = warm.run([*command, "member:m9"], capture_output=True, text=True, timeout=270)
         assert (done.returncode, "there is no living member m9: there are m0, m1" in done.stderr) == (1, True)
-        done = warm.run([*command, "member:random"], capture_output=True, text=True, timeout=90)
+        done = warm.run([*command, "member:random"], capture_output=True, text=True, timeout=270)
         assert (done.returncode, "on its way" in done.stdout) == (0, True)
         assert len(job.wait_view(2)) == 1
         job.wait_view(3)
@@ -243,10 +243,10 @@ def test_status_shows_a_living_run_to_people_and_programs(tmp_path: Path) -> Non
     with launched(tmp_path, "--nproc-per-node", "2") as job:
         job.wait_step(2)
         command = [sys.executable, "-m", "elastrain.launcher", "status", str(job.run.path)]
-        state = json.loads(warm.run([*command, "--json"], capture_output=True, text=True, timeout=90).stdout)
+        state = json.loads(warm.run([*command, "--json"], capture_output=True, text=True, timeout=270).stdout)
         assert (state["generation"], state["steps_lost"], state["redundancy"]) == (1, 0, "")
         assert [m["pid"] for m in state["members"]] == [job.pid("m0"), job.pid("m1")]
-        text = warm.run(command, capture_output=True, text=True, timeout=90).stdout
+        text = warm.run(command, capture_output=True, text=True, timeout=270).stdout
         assert "generation  1" in text
         assert "generation 1: all 2 workers are ready" in text
         assert job.finish().exit_code == 0

@@ -26,7 +26,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield started
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_signal_before_the_limit_writes_a_last_checkpoint_and_the_requeued_job_goes_on(
     slurm: Slurm, tmp_path: Path
 ) -> None:
@@ -45,7 +45,7 @@ def test_the_signal_before_the_limit_writes_a_last_checkpoint_and_the_requeued_j
     assert f"goes on after step {resumed['step']}" in job.text()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_nodes_of_a_second_slurm_job_join_and_its_scancel_is_a_hand_over(slurm: Slurm, tmp_path: Path) -> None:
     job = SlurmJob(slurm, tmp_path, "--nodes", "1:3", "--time", "0:30:00", "--sbatch=--nodes=2", steps=100000)
     job.wait_step(2, job.wait("view")["node_name"])
@@ -113,6 +113,6 @@ def test_a_partition_that_does_not_exist_and_a_slurm_that_cannot_be_reached_are_
         ([], away, "--submit: Slurm refuses the job"),
     ):
         command = [*words, *options, "--", "train.py"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=360, check=False)
         assert done.returncode == 2, done.stderr
         assert sentence in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr

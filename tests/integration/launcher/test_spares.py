@@ -19,7 +19,7 @@ def digests(job: NodesJob) -> set[str]:
 def test_a_spare_takes_a_killed_nodes_place_and_the_result_is_that_of_an_undisturbed_job(tmp_path: Path) -> None:
     with NodesJob(tmp_path, arguments=("--steps", str(STEPS)), name="alone") as alone:
         alone.hurry()
-        assert alone.process.wait(120) == 0, alone.text()
+        assert alone.process.wait(360) == 0, alone.text()
     options = ("--local-nodes", "2", "--spares", "1", "--max-restarts", "0")
     with NodesJob(tmp_path, *options, arguments=("--steps", str(STEPS))) as job:
         spare = job.wait("spare_waits")["node"]
@@ -36,7 +36,7 @@ def test_a_spare_takes_a_killed_nodes_place_and_the_result_is_that_of_an_undistu
         job.wait_members(*sorted((other, spare)), after=int(state["generation"]))
         job.wait_copied()
         job.hurry()
-        job.process.wait(120)
+        job.process.wait(360)
         said = job.text()
         assert f"the spare {spare} takes the place of {lost}: its workers start" in said
         assert digests(job) == digests(alone) and len(digests(job)) == 1, said

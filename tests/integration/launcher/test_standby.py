@@ -15,7 +15,7 @@ from tests.support.processes import in_sessions
 from tests.support.training import SCRIPT, environment, undisturbed
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ARGUMENTS = ("--steps", "40", "--backups", "1")
 
 
@@ -101,6 +101,6 @@ def test_options_that_do_not_go_together_are_one_sentence(
     target = "true" if words == ("--no-python",) else str(SCRIPT)
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--standby", *words]
     command += ["--run-dir", str(tmp_path / "run"), target]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=360, check=False)
     assert done.returncode == 2 and sentence in done.stderr, done.stderr
     assert not (tmp_path / "run").exists()

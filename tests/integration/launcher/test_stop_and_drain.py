@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return warm.run([*ELASTRAIN, *words], capture_output=True, text=True, timeout=60)
+    return warm.run([*ELASTRAIN, *words], capture_output=True, text=True, timeout=180)
 
 
 def test_a_node_is_drained_and_comes_to_no_loss_then_the_job_is_stopped_with_a_last_checkpoint(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_node_is_drained_and_comes_to_no_loss_then_the_job_is_stopped_with_a_l
         stopped = command("stop", run)
         assert stopped.returncode == 0, stopped.stderr
         # The highest of the nodes: 143 of the one that was drained, 130 of the others.
-        assert job.process.wait(60) == 143, job.text()
+        assert job.process.wait(180) == 143, job.text()
         said = job.text()
         assert "drained by `elastrain drain`: m1 hand over" in said
         assert "stopped by `elastrain stop`: one last checkpoint is written" in said and "is complete" in said

@@ -30,7 +30,7 @@ class Terminal:
         self._tmux("new-session", "-d", "-x", "80", "-y", "24", "-s", "top", "sh", "-c", told)
 
     def _tmux(self, *words: str) -> str:
-        return subprocess.run([*self._server, *words], capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run([*self._server, *words], capture_output=True, text=True, timeout=180).stdout
 
     @property
     def shown(self) -> str:

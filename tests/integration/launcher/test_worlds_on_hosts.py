@@ -19,7 +19,7 @@ from tests.support.training import SCRIPT, Run, environment, undisturbed
 from tests.support.waiting import until
 from tests.unit.base.test_world_variables import hydra, open_mpi, srun, torchrun
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 in_namespaces = pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 HOSTS, WAIT_S = ("h0", "h1"), 150.0
 Tells = Callable[..., Mapping[str, str]]
@@ -221,7 +221,7 @@ def test_without_a_secret_every_rank_says_what_to_do(tmp_path: Path) -> None:
     with quorum_hosts(tmp_path, *HOSTS) as hosts:
         hosts.secret.unlink()
         for host in start_ranks(hosts, torchrun, "--steps", "6"):
-            assert [each.wait(60) for each in host.started] == [1, 1], host.text()
+            assert [each.wait(180) for each in host.started] == [1, 1], host.text()
             assert host.text().count(f"has no secret file {hosts.secret}") == 2
             assert "Traceback" not in host.text() and not (host.home / "runs").exists()
 
@@ -250,7 +250,7 @@ def test_ranks_that_are_dealt_out_in_turns_are_refused_at_once(tmp_path: Path) -
 
     with quorum_hosts(tmp_path, *HOSTS) as hosts:
         for host in start_ranks(hosts, in_turns, "--steps", "6"):
-            assert [each.wait(60) for each in host.started] == [1, 1], host.text()
+            assert [each.wait(180) for each in host.started] == [1, 1], host.text()
             assert "deal them out host by host" in host.text()
 
 

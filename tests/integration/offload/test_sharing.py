@@ -50,7 +50,7 @@ def taken(processes: list[subprocess.Popen[str]]) -> list[list[tuple[int, float,
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    told = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    told = [process.communicate(timeout=360)[0].splitlines() for process in processes]
     return [[(int(n), float(a), float(b)) for n, a, b in (line.split() for line in lines)] for lines in told]
 
 
@@ -74,7 +74,7 @@ def test_no_process_gets_two_turns_while_another_waits_for_one(tmp_path: Path) -
         until(partial(_has_drawn, file, first + 2))
     with turns.turn() as second:
         assert second == first + 2
-    assert int(other.communicate(timeout=120)[0].split()[0]) == first + 1
+    assert int(other.communicate(timeout=360)[0].split()[0]) == first + 1
 
 
 def test_a_killed_process_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_ranks_that_write_at_once_get_the_same_share_of_the_drive_however_many_t
         assert rank.stdin is not None
         rank.stdin.write("\n")
         rank.stdin.flush()
-    ended_s = [json.loads(rank.communicate(timeout=120)[0]) for rank in ranks]
+    ended_s = [json.loads(rank.communicate(timeout=360)[0]) for rank in ranks]
     first_s, last_s = max(each[0] for each in ended_s), min(each[-1] for each in ended_s)
     shares = [sum(1 for at_s in each if first_s <= at_s <= last_s) for each in ended_s]
     assert min(shares) > 40, "they hardly wrote at the same time"

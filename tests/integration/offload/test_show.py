@@ -27,7 +27,7 @@ for _ in range(3):
 
 def show(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "elastrain.launcher", "offload", "show", *arguments]
-    return warm.run(command, capture_output=True, text=True, timeout=120)
+    return warm.run(command, capture_output=True, text=True, timeout=360)
 
 
 def test_what_a_worker_offloaded_is_shown_from_the_folder_of_its_run(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_what_a_worker_offloaded_is_shown_from_the_folder_of_its_run(tmp_path: P
     (run / "events.jsonl").touch()
     for member in ("m0", "m10", "m2"):
         env = {**os.environ, "ELASTRAIN_RUN_DIR": str(run), "ELASTRAIN_MEMBER": member, "OMP_NUM_THREADS": "1"}
-        warm.run([sys.executable, "-c", TRAINS, str(disk)], env=env, timeout=120, check=True)
+        warm.run([sys.executable, "-c", TRAINS, str(disk)], env=env, timeout=360, check=True)
 
     screen = show(str(run), "--plot", str(tmp_path / "memory.png"))
     assert screen.returncode == 0, screen.stderr

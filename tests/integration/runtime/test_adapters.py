@@ -196,7 +196,7 @@ def test_an_adapter_that_refuses_leaves_nothing_behind(tmp_path: Path, library: 
     process = subprocess.Popen(
         command, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    said = process.communicate(timeout=120)[1]
+    said = process.communicate(timeout=360)[1]
     assert process.returncode == 1 and ("elastrain: " in said or "ConfigError: " in said), said
     assert not in_sessions([process.pid])
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []

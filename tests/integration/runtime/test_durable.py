@@ -191,7 +191,7 @@ def test_a_job_that_is_stopped_writes_one_last_checkpoint(nodes: int, number: si
     journals = lambda: [f.read_text() for f in run_folder.rglob("members/m*.jsonl")]  # noqa: E731
     until(lambda: [text.count('"passed"') > 1 for text in journals()] == [True, True], 120.0)
     job.send_signal(number)
-    output, _ = job.communicate(timeout=120.0)
+    output, _ = job.communicate(timeout=360.0)
     assert job.returncode == 128 + number, output
     assert "one last checkpoint is written" in output and "is complete: " in output
     (step,) = steps_of(place)

@@ -47,7 +47,7 @@ def _alone(
     script = tmp_path / "script.py"
     script.write_text(PREPARE.format(setup=setup, change=change, body=body))
     return warm.run(
-        [sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=120, cwd=ROOT
+        [sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=360, cwd=ROOT
     )
 
 
@@ -301,7 +301,7 @@ def test_a_member_with_other_settings_is_refused_by_name(tmp_path: Path) -> None
     odd.write_text(text)
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", "2"]
     command += ["--run-dir", str(tmp_path / "run"), str(odd), "--steps", "5"]
-    done = warm.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    done = warm.run(command, env=environment(), capture_output=True, text=True, timeout=360)
     assert done.returncode != 0
     assert "seed" in done.stderr + done.stdout
 
@@ -314,6 +314,6 @@ def test_members_whose_hyperparameters_drift_apart_stop(tmp_path: Path) -> None:
     odd.write_text(SCRIPT.read_text().replace("scheduler.step()", lagging))
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", "2"]
     command += ["--run-dir", str(tmp_path / "run"), str(odd), "--steps", "30"]
-    done = warm.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    done = warm.run(command, env=environment(), capture_output=True, text=True, timeout=360)
     assert done.returncode == 1
     assert "with different lr of the optimizer" in done.stderr + done.stdout

@@ -73,7 +73,7 @@ print(all(torch.equal(stepped(cls), before) for cls, before in zip(classes, with
 
 
 def _says(code: str) -> str:
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=360)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip().splitlines()[-1]
 

@@ -19,7 +19,7 @@ def run(code: str, stderr: int, shell: str = "") -> int:
     command = [sys.executable, "-c", code]
     if shell:
         command = ["sh", "-c", f'exec "$@" {shell}', "sh", *command]
-    return subprocess.run(command, stderr=stderr, timeout=60, check=False).returncode
+    return subprocess.run(command, stderr=stderr, timeout=180, check=False).returncode
 
 
 def test_a_sentence_is_one_line() -> None:

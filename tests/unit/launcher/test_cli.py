@@ -79,6 +79,6 @@ def elastrain(
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
     )

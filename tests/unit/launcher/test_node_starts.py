@@ -51,7 +51,7 @@ def _run(tmp_path: Path, number: int, *, to_all: bool, handler: str, patience_s:
     command = tmp_path / "command.py"
     command.write_text(COMMAND.format(number=number, handler=handler, to_all=to_all, patience_s=patience_s))
     ran = subprocess.run(
-        [sys.executable, str(command)], capture_output=True, text=True, timeout=90, start_new_session=True
+        [sys.executable, str(command)], capture_output=True, text=True, timeout=270, start_new_session=True
     )
     return ran.stdout.strip(), ran.stderr
 

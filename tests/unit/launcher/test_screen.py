@@ -67,7 +67,7 @@ def ended(process: subprocess.Popen[bytes]) -> int:
 def test_what_the_job_and_its_processes_write_is_shown_in_order(tmp_path: Path) -> None:
     body = "say('one'); child('import sys; print(2); print(3, file=sys.stderr)'); print('four', end='')"
     with start(body, tmp_path, subprocess.PIPE, subprocess.STDOUT) as process:
-        out = process.communicate(timeout=60)[0]
+        out = process.communicate(timeout=180)[0]
     assert (process.returncode, out) == (0, b"elastrain: one\n2\n3\nfour")
     assert kept(tmp_path) == ""
 
@@ -76,7 +76,7 @@ def test_what_the_job_and_its_processes_write_is_shown_in_order(tmp_path: Path) 
 def test_streams_that_lead_to_two_places_stay_apart(tmp_path: Path) -> None:
     body = "say('one'); child('import sys; print(2); print(3, file=sys.stderr)')"
     with start(body, tmp_path, subprocess.PIPE, subprocess.PIPE) as process:
-        assert process.communicate(timeout=60) == (b"2\n", b"elastrain: one\n3\n")
+        assert process.communicate(timeout=180) == (b"2\n", b"elastrain: one\n3\n")
 
 
 def broken() -> int:

@@ -83,7 +83,7 @@ def test_a_node_that_is_added_to_the_allocation_gets_one_task(tmp_path: Path) ->
     variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "12", "SLURMD_NODENAME": "n1"}
     done = subprocess.run(
         ["bash", "-c", batch_script(wish(), str(tmp_path / "python"))],
-        cwd=tmp_path, env=variables | {"SLURM_SUBMIT_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env=variables | {"SLURM_SUBMIT_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=180,
         check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

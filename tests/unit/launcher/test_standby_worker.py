@@ -63,7 +63,7 @@ def test_a_script_runs_as_under_python_with_the_variables_of_the_agent(tmp_path:
         process, sock = waiting(tmp_path, kind, target, "--lr", "1 2")
         with sock:
             sock.sendall(json.dumps({"RANK": "3"}).encode() + b"\n")
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=360)
         argv, name, file, path, rank, imported_with = json.loads(said)
         assert (argv[1:], name, rank) == (["--lr", "1 2"], "__main__", "3")
         assert Path(argv[0]).name == Path(file).name == "train.py"
@@ -78,5 +78,5 @@ def test_the_exit_code_is_the_scripts_and_an_unused_process_ends_well(tmp_path: 
         process, sock = waiting(tmp_path, "file", "train.py")
         with sock:
             sock.sendall(message)
-        process.communicate(timeout=120)
+        process.communicate(timeout=360)
         assert process.returncode == code

@@ -59,7 +59,7 @@ def begin(folder: Path, given: State, *, accepts: bool = False) -> dict[str, Ten
     try:
         stored.check(model)
         stored.carry_out(p.ReadInitial(shards=tuple(range(len(state.layout.shards)))))
-        came = told.get(timeout=60)
+        came = told.get(timeout=180)
         if isinstance(came, LoopFailed):
             raise came.error
     except ConfigError:

@@ -218,7 +218,9 @@ def test_a_program_that_ends_without_close_takes_them_along_and_a_fork_of_it_doe
         processes.send((0, 0))
     """
     root = Path(__file__).resolve().parents[3]
-    done = warm.run([sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=60, capture_output=True, text=True)
+    done = warm.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=180, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -239,7 +241,7 @@ def test_a_training_process_that_is_killed_takes_them_along_without_a_word() -> 
     root = Path(__file__).resolve().parents[3]
     for _ in range(3):
         done = warm.run(
-            [sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=60, capture_output=True, text=True
+            [sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=180, capture_output=True, text=True
         )
         assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
 

@@ -33,7 +33,7 @@ print(json.dumps([each - before.least_bytes for each in (peak.least_bytes, peak.
 def measured(*how: str) -> list[int]:
     """At least, at most, and at most since then."""
     command = [sys.executable, "-c", MEASURED, *how]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=180)
     found: list[int] = json.loads(done.stdout)
     return found
 

@@ -84,7 +84,7 @@ def saved(
 
 def read(stored: StoredInitial, told: queue.SimpleQueue[Any], *shards: int) -> Any:
     stored.carry_out(p.ReadInitial(shards=shards))
-    return told.get(timeout=60)
+    return told.get(timeout=180)
 
 
 def test_all_parameters_come_into_the_model_and_own_shards_beside_it(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_what_comes_from_others_while_a_checkpoint_is_read_is_not_overwritten(
     with stored.making_way(command):
         model.parameters_of(model.layout.shards[1]).fill_(7.0)
     come.set()
-    assert told.get(timeout=60) == p.InitialRead(shards=())
+    assert told.get(timeout=180) == p.InitialRead(shards=())
     first, second = (model.parameters_of(shard) for shard in model.layout.shards[:2])
     assert torch.equal(first, states[0].parameters.to(first.dtype))
     assert bool((second == 7.0).all())
@@ -155,7 +155,7 @@ def test_blocks_that_are_let_go_while_a_checkpoint_is_read_are_left_out(tmp_path
         gone = [flat for flat in model._memory.flats if flat != model.layout.shards[0].flat]
         for flat in gone:
             del model._memory.flats[flat]
-    assert told.get(timeout=60) == p.InitialRead(shards=())
+    assert told.get(timeout=180) == p.InitialRead(shards=())
     assert gone
     assert torch.equal(model.parameters_of(model.layout.shards[0]), states[0].parameters)
 

@@ -40,7 +40,7 @@ if how == "kill":
 def write(folder: Path, first: int, last: int, cut: int = -1, how: str = "end") -> int:
     """What a process of its own does, which may be killed. Returns the newest step that it found."""
     command = [sys.executable, "-c", WRITER, str(folder), str(first), str(last), str(cut), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=360)
     assert done.returncode == (-signal.SIGKILL if how == "kill" else 0), done.stderr
     return int(done.stdout.split()[0])
 
@@ -78,7 +78,7 @@ logger.write([Line(step, {"loss": step / 2}) for step in range(newest + 1, 4)])
 
 def test_a_full_disk_is_an_error_before_a_line_is_lost_and_all_follow_when_there_is_room(tmp_path: Path) -> None:
     """wandb's own process would drop the lines."""
-    done = subprocess.run([sys.executable, "-c", FILLED, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", FILLED, str(tmp_path)], capture_output=True, text=True, timeout=360)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"bytes are free in {tmp_path}, less than") == 2
     assert rows(tmp_path, "loss") == [("a_run", step, step / 2) for step in range(4)]

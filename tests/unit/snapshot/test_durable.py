@@ -183,7 +183,7 @@ def test_a_checkpoint_is_chosen_without_torch(place: LocalPlace) -> None:
         "from elastrain.snapshot.durable.places.local import LocalPlace\n"
         "assert choose([LocalPlace(sys.argv[1])], thorough).checkpoint\nsys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code, place.location], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code, place.location], timeout=180).returncode == 0
 
 
 @pytest.mark.parametrize("numel", [1, 16_383, 16_384, 70_001, (4 << 20) // 4 + 7])
