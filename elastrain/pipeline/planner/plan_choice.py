@@ -13,7 +13,7 @@ from functools import cached_property
 
 from elastrain.job.run_plan import dealt
 from elastrain.pipeline.graph import BlockGraph
-from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held, routes
+from elastrain.pipeline.pipeline_plan import Pipeline, PipelinePlan, held
 from elastrain.pipeline.planner.chain_choice import ACTIONS, MORE_IN_FLIGHT, Chains
 from elastrain.pipeline.planner.line_ups import LineUpOf, line_ups, re_routed, survivors
 from elastrain.pipeline.planner.plan_room import PlanMemory, PlanRoom, Shortage, plan_name, shortage_text
@@ -160,14 +160,18 @@ class _Choice:
 
     def _busiest_s(self, plan: PipelinePlan) -> float:
         """Return the seconds for which the busiest member of a plan computes."""
-        # By the tasks themselves: where cuts differ from run to run, a part of the runs need not have the mean cut.
         busy_s: dict[str, float] = defaultdict(float)
-        known_s: dict[tuple[int, int, str], float] = {}
-        for task in (task for route in routes(plan) for task in route):
-            key = (task.begin, task.end, task.member)
-            if key not in known_s:
-                known_s[key] = self.chains.costs.whole_s(task)
-            busy_s[task.member] += known_s[key]
+        first = 0
+        for pipeline in plan.pipelines:
+            # Where cuts differ from run to run, a part of the runs need not have the mean cut.
+            kinds = 1 if all(isinstance(cut, int) for cut in pipeline.cuts) else pipeline.share
+            known_s: dict[tuple[int, int, str], float] = {}
+            for task in (task for run in range(kinds) for task in pipeline.route(first + run, first, plan.blocks)):
+                key = (task.begin, task.end, task.member)
+                if key not in known_s:
+                    known_s[key] = self.chains.costs.whole_s(task)
+                busy_s[task.member] += known_s[key] * pipeline.share / kinds
+            first += pipeline.share
         return self.question.run_length * max(busy_s.values())
 
     def stay(self) -> PlanAnswer | None:
