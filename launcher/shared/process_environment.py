@@ -102,8 +102,8 @@ class StopSignals:
         for sock in (self._out, into):
             sock.setblocking(False)
             self._former.callback(sock.close)
-        # The interpreter itself writes to this descriptor, so a signal always wakes the loop. This comes before the
-        # handlers, which would lose a signal.
+        # The interpreter itself writes to this descriptor, so a signal always wakes the loop. It is set before the
+        # handlers, because a signal between the two would be lost.
         former = signal.set_wakeup_fd(into.fileno(), warn_on_full_buffer=False)
         self._former.callback(signal.set_wakeup_fd, former)
         # A signal that is ignored, as under `nohup` or a shell's `&`, stays ignored.

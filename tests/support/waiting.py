@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE = 3.0
-"""How many times as long as they say deadlines wait: they say what a quiet machine takes, and machines are shared."""
+"""Factor by which deadlines are extended: tests state what a quiet machine takes, and machines are shared."""
 
 
 def until(condition: Callable[[], T], timeout_s: float = 30.0, what: str = "the condition holds") -> T:

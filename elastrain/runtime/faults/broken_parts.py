@@ -185,7 +185,7 @@ class FailingDrives:
 
 
 USUAL = 8
-"""Micro-batches by which `Slowness` knows how long one takes without it."""
+"""Number of micro-batches without a delay from which `Slowness` takes the usual time."""
 
 
 class Slowness:
@@ -199,7 +199,7 @@ class Slowness:
         self._last_s = 0.0
         """Seconds that the last micro-batch took without the delay."""
         self._usual_s: deque[float] = deque(maxlen=USUAL)
-        """Seconds that the last ones took that had no delay."""
+        """Seconds of each of the last micro-batches without a delay."""
 
     def begin(self, factor: float, how: str, for_s: float | None) -> None:
         """Make micro-batches take `factor` times as long, by sleeping or by busy waiting, for `for_s` seconds."""
