@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import warm
+from tests.support.free_ports import free_ports
 from tests.support.training import ROOT, environment
 
 pytestmark = pytest.mark.slow
@@ -84,9 +84,7 @@ def test_a_ddp_script_runs_on_the_communicator(tmp_path: Path) -> None:
     given = "from torch.nn.parallel import DistributedDataParallel\nmodel = Model()\nbatch = dataset[0]\n"
     given += "optimizer = AdamW(model.parameters(), lr=3e-4)\n"
     given += "loss_fn = lambda out: out.square().mean()\n"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()[0])}
     done = _run(f"{GIVEN}{given}{_snippet('init_process_group')}\nprint('done', step)", tmp_path, **alone)
     assert done.returncode == 0, done.stderr
     assert "done 2" in done.stdout

@@ -22,6 +22,7 @@ from elastrain.launcher.simulated.embedded_etcd import EmbeddedEtcd, find_progra
 from elastrain.launcher.store.etcd import EtcdStore
 from elastrain.launcher.store.etcd_config import EtcdConfig
 from elastrain.launcher.store.store_thread import Inbox
+from tests.support.free_ports import free_ports
 
 WAIT_S = 10.0
 
@@ -124,10 +125,7 @@ def _openssl(*args: str | Path) -> None:
 @contextlib.contextmanager
 def tls_server(folder: Path, certificates: Certificates) -> Iterator[str]:
     """An etcd that shows a certificate and asks for the client's. Yields its endpoint."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    endpoint, peer = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in sockets)
-    for sock in sockets:
-        sock.close()
+    endpoint, peer = (f"127.0.0.1:{port}" for port in free_ports(2))
     cert, key = certificates.server
     urls = ("--listen-client-urls", f"https://{endpoint}", "--advertise-client-urls", f"https://{endpoint}")
     peers = ("--listen-peer-urls", f"http://{peer}", "--initial-advertise-peer-urls", f"http://{peer}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 from elastrain.launcher.quorum.certificates import Pair, make_pair
@@ -10,6 +9,7 @@ from elastrain.launcher.quorum.etcd_admin import EtcdAdmin
 from elastrain.launcher.quorum.etcd_process import EtcdProcess, Membership, Ports
 from elastrain.launcher.store.etcd import EtcdStore
 from elastrain.launcher.store.etcd_config import EtcdConfig
+from tests.support.free_ports import free_ports
 
 SECRET = bytes(range(32))
 WAIT_S = 30.0
@@ -59,8 +59,5 @@ class LocalQuorum:
 
 
 def _ports() -> Ports:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    client, peer = (f"127.0.0.1:{sock.getsockname()[1]}" for sock in sockets)
-    for sock in sockets:
-        sock.close()
+    client, peer = (f"127.0.0.1:{port}" for port in free_ports(2))
     return Ports(client=client, peer=peer)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastrain.base.processes import tied
+from tests.support.free_ports import free_ports
 from tests.support.waiting import until
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
@@ -74,7 +75,7 @@ class Slurm:
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        ports = _free_ports(1 + len(NODES))
+        ports = free_ports(1 + len(NODES))
         lines = _CONFIGURATION.format(host=host, port=ports[0], folder=folder, more=self._more)
         for number, (name, port) in enumerate(zip(NODES, ports[1:], strict=True), start=2):
             address = f"NodeAddr=127.0.0.{number} Port={port}"  # an address each, as a quorum's hosts need
@@ -149,16 +150,6 @@ class Slurm:
                 stderr=out,
                 start_new_session=True,
             )
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def _steps_of(folder: Path, name: str) -> list[int]:

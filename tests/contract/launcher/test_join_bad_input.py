@@ -21,6 +21,7 @@ from elastrain.launcher.quorum.founding_round import FoundingRounds
 from elastrain.launcher.quorum.join_hosts import JoinHosts, NamedHost, look_up, parse_join
 from elastrain.launcher.quorum.muster import Greeting, Muster
 from elastrain.launcher.quorum.node_standing import Identity, NodeStanding
+from tests.support.free_ports import free_ports
 from tests.support.waiting import until
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
@@ -83,7 +84,7 @@ def test_minimum_above_the_maximum_is_refused(tmp_path: Path, script: Path, secr
 
 def test_host_that_does_not_answer_is_named_when_the_time_is_over(tmp_path: Path, script: Path, secret: Path) -> None:
     # No host has an address of this range (RFC 5737).
-    port = _port()
+    port = free_ports(3)[0]
     result = said(tmp_path, script, secret, "--join", f"{HERE}:{port},192.0.2.1:{port}")
     assert result.exit_code == 2, result.output
     assert "host 192.0.2.1 of --join cannot be reached" in result.stderr
@@ -103,7 +104,7 @@ def test_run_folder_without_room_is_named(
     tmp_path: Path, script: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joining, "ROOM_BYTES", 1 << 60)
-    result = said(tmp_path, script, secret, "--join", f"{HERE}:{_port()}", nodes="1")
+    result = said(tmp_path, script, secret, "--join", f"{HERE}:{free_ports(3)[0]}", nodes="1")
     assert result.exit_code == 2
     assert "MiB left, and etcd needs" in result.stderr
 
@@ -151,7 +152,7 @@ class Pairing:
         for part in ("there", "here"):
             (folder / part).mkdir()
         self.pair: Pair = make_pair(folder / "here", SECRET, HERE)
-        port = _port()
+        port = free_ports(3)[0]
         self.answer = Greeting(
             job="j",
             node="there",
@@ -235,9 +236,3 @@ def test_this_host_under_another_name_is_found_by_its_own_answer(tmp_path: Path)
         pairing.answer = replace(pairing.answer, instance=pairing.standing.instance)
         with pytest.raises(ConfigError, match="b is this host under another name"):
             pairing.rounds.play()
-
-
-def _port() -> int:
-    """A port that is free here, and the next two as well, as far as one can tell."""
-    with socket.create_server((HERE, 0)) as free:
-        return int(free.getsockname()[1])

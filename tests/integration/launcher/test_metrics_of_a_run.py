@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from tests.support.free_ports import free_ports
 from tests.support.nodes_harness import stub_job
 
 pytest.importorskip("prometheus_client", reason="the extra `watch` is not installed")
@@ -22,8 +22,7 @@ def scraped(port: int) -> str:
 
 
 def test_a_loss_shows_in_the_metrics_and_nothing_is_served_afterwards(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports()[0]
     with stub_job(tmp_path, "--standalone", "--nproc-per-node", "2", "--metrics-port", str(port)) as job:
         job.wait_step(2)
         assert "elastrain_members{" in scraped(port)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import warm
+from tests.support.free_ports import free_ports
 from tests.support.training import SCRIPT, Run, assert_equal_to_undisturbed, environment, undisturbed
 from tests.support.waiting import until
 
@@ -64,16 +64,10 @@ class World:
         return int(next(e for e in self.run.events if e["event"] == "start")["pid"])
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @contextmanager
 def world(folder: Path, size: int, *arguments: str, launcher: str = "torchrun", says: int = 0) -> Iterator[World]:
     """`says`: the size that the ranks are told, if it is another one."""
-    port, ranks = _free_port(), []
+    port, ranks = free_ports()[0], []
     for rank in range(size):
         told: Mapping[str, object] = TELLS[launcher](rank, says or size, port)
         env = environment(PYTHONHASHSEED="0", ELASTRAIN_HOME=str(folder), **{k: str(v) for k, v in told.items()})
@@ -154,7 +148,7 @@ def _connected(home: Path) -> int:
 
 
 def _command(*script: str, options: tuple[str, ...] = ()) -> list[str]:
-    port = str(_free_port())
+    port = str(free_ports()[0])
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port),
         *(*options, str(SCRIPT), *script),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from elastrain.launcher.namespaces.impairments import Condition, Loss, between, 
 from elastrain.launcher.namespaces.switch import SWITCH, lacking
 from elastrain.launcher.quorum.join_hosts import DEFAULT_PORT
 from tests.integration.launcher.test_exposure import SCAN
+from tests.support.free_ports import free_ports
 from tests.support.nodes_harness import NodesJob
 from tests.support.quorum_harness import QuorumHosts, quorum_hosts
 from tests.support.sources import ROOT
@@ -219,8 +219,7 @@ def test_scan_from_another_host_finds_only_ports_that_want_proof(tmp_path: Path)
 
 def test_killed_agent_leaves_no_etcd_and_no_data(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(3)[0]
     given = ("--nnodes", "1", "--join", f"127.0.0.1:{port}", "--rdzv-id", "alone", "--secret-file", str(secret))
     with NodesJob(tmp_path, *given, arguments=ARGUMENTS) as job:
         job.wait_step(2, timeout_s=WAIT_S)
