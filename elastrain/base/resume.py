@@ -8,10 +8,16 @@ from typing import Any
 
 import msgspec
 
+SKIPPED = "steps of an earlier job"
+"""Setting: steps whose samples were left out, as an earlier job has used them."""
+OWN = "steps of the script's own checkpoint"
+"""Setting: steps of the script's own checkpoints that come before the job's step 0."""
 MAY_CHANGE = frozenset(
     # They decide where the state lies, how often members compare results, and what runs the script. No bit depends on
     # them.
     {"audit", "backups", "cross_check_every", "elastrain", "Python", "NumPy", "stages"}
+    # A job that begins from a newer checkpoint of the script's own counts anew; see `own_checkpoint`.
+    | {SKIPPED, OWN}
 )
 """Settings of the spec in which a resumed job may differ from the one that wrote the checkpoint."""
 
@@ -24,7 +30,9 @@ _OF_THE_MACHINE = (
 """Beginnings of the names of settings that describe a machine; see `Settings.describe`."""
 LOADED = "optimizer state that the script loaded"
 """Setting that members compare which begin the job. A member that joins later uses nothing of what it has loaded."""
-_HASHES = ("layers' switches and numbers", "model")
+LAYERS = "layers' switches and numbers"
+"""Setting: digest of the attributes of the layers."""
+_HASHES = (LAYERS, "model")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from elastrain.base.resume import LOADED, OF_THE_DEVICE, is_taken_over
+from elastrain.base.resume import LOADED, OF_THE_DEVICE, OWN, is_taken_over
 from elastrain.job.world import Member, View
 
 HoldersByShard = Mapping[str, Sequence[str]]
@@ -181,6 +181,7 @@ _ADVICE = {
     "train on the CPU everywhere",
     "CPU model": _SAME_MACHINES,
     "result of a fixed": _SAME_MACHINES,
+    OWN: "name a checkpoint of the script's own that all members find",
     "hash of a word": "start every worker with the same PYTHONHASHSEED, which decides the order of sets",
 }
 """Prefix of a setting's name -> advice for the user."""

@@ -286,11 +286,11 @@ class Accelerator(OneProcess):
         settle_config(parts.model)
         forward = RememberedForward(parts.model, self._in_precision)
         parts.model.forward = forward
-        loader = parts.loader.inner
-        loader.go_on_behind(begin_behind(self.job, parts.behind))
-        self._trackers.begin(self.job, parts.behind)
+        loader, made = parts.loader.inner, parts.behind
+        loader.go_on_behind(behind := begin_behind(self.job, made))
+        self._trackers.begin(self.job, behind)
         self.job.prepare(parts.model, parts.optimizer, loader, max_grad_norm=self._max_grad_norm)
-        loop = parts.loop = ScriptLoop(self.job, forward, loader, self._parts.behind)
+        loop = parts.loop = ScriptLoop(self.job, forward, loader, behind, made)
         parts.optimizer.__dict__["step"] = step = lambda *_, **__: loop.optimizer_step()
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers know it by this mark
         loop.on_commit = self._committed

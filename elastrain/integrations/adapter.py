@@ -13,13 +13,13 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 
-from elastrain.base.environment import run_folder
+from elastrain.base.environment import resume, run_folder
 from elastrain.errors import ConfigError
 from elastrain.runtime.job import Job
+from elastrain.runtime.loop_state.own_checkpoint import OwnCheckpoint
 
 LINKED_BYTES = 1 << 20
 """Size from which on a file of a checkpoint is linked and not copied."""
@@ -115,35 +115,10 @@ def current_device(*, cpu: bool = False) -> torch.device:
     return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
 
 
-class ScriptsCheckpoint:
-    """The place of the script's own checkpoint, `behind` steps, which counts from the job's first life on.
+def begin_behind(job: Job, made: int) -> int:
+    """Say how many steps the checkpoint has made that the library has loaded; 0 without one. Call it before `prepare`.
 
-    Data, logs and counts of all members and lives begin there. `job.register` takes it.
+    If the job resumes as well, it begins from the newer checkpoint. Returns the steps that come before its step 0.
     """
-
-    def __init__(self, behind: int) -> None:
-        self._behind = behind
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place."""
-        return {"behind": self._behind}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Compare the place with the one of the job. Raises ConfigError if they differ."""
-        check_behind(state["behind"], self._behind)
-
-
-def check_behind(jobs: int, own: int) -> None:
-    """Raise ConfigError if the job has begun behind another step of the script's own checkpoints than this process."""
-    if jobs != own:
-        raise ConfigError(
-            f"the job has begun behind step {jobs} of the script's own checkpoints, and this process begins behind "
-            f"step {own}: name a checkpoint that all members find; beside `elastrain run --resume`, which goes on from "
-            "the job's own checkpoint, name the one of the job's first start, or none"
-        )
-
-
-def begin_behind(job: Job, behind: int) -> int:
-    """Let the job compare how many steps the script's own checkpoint has made. Returns this number."""
-    job.register("the script's own checkpoint", ScriptsCheckpoint(behind))
-    return behind
+    job.register("the script's own checkpoint", own := OwnCheckpoint(made, resume()))
+    return own.behind

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 import elastrain
 from elastrain.base.environment import read_environment
 from elastrain.base.processes import say
-from elastrain.integrations.adapter import claim, kept_checkpoint, require
+from elastrain.integrations.adapter import begin_behind, claim, kept_checkpoint, require
 
 require("lightning", "2.5")
 
@@ -129,13 +129,14 @@ class ElastrainStrategy(SingleDeviceStrategy):
         check_loader(dataloader)
         assert isinstance(dataloader, DataLoader) and dataloader.batch_size is not None
         assert self.lightning_module is not None
-        loader, behind = self._loader(dataloader, trainer.accumulate_grad_batches), trainer.global_step
+        loader = self._loader(dataloader, trainer.accumulate_grad_batches)
+        behind = begin_behind(self.job, trainer.global_step)
         loader.go_on_behind(behind)
         self._lines.begin(behind)
         self.job.prepare(
             self.lightning_module, self.optimizers[0], loader, max_grad_norm=trainer.gradient_clip_val or None
         )
-        place = LoopPlace(trainer, behind)
+        place = LoopPlace(trainer)
         place.note()
         self.job.register("Lightning's loop", place)
         for number, callback in enumerate(trainer.callbacks):

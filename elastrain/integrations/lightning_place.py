@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import elastrain
-from elastrain.integrations.adapter import check_behind
 
 if TYPE_CHECKING:
     from elastrain.integrations.lightning import ElastrainStrategy
@@ -27,8 +26,8 @@ class LoopPlace:
     The state is noted at one moment, because Lightning's counts go on while the step is under way.
     """
 
-    def __init__(self, trainer: Any, behind: int) -> None:
-        self._trainer, self._behind = trainer, behind
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
         self._state: dict[str, Any] = {}
         self.is_news = False
         """True if the state came from another member, or from a checkpoint, and the loop has not taken it yet."""
@@ -51,7 +50,6 @@ class LoopPlace:
             {
                 "counts": {name: progress.state_dict() for name, progress in self._counts().items()},
                 "stepped": loop._batches_that_stepped,
-                "behind": self._behind,
                 "saved": [
                     {name: getattr(each, name) for name in _SAVED} for each in self._trainer.checkpoint_callbacks
                 ],
@@ -65,7 +63,6 @@ class LoopPlace:
         """Put the loop where the noted state is."""
         loop, connector = self._trainer.fit_loop.epoch_loop, self._trainer._logger_connector
         state = copy.deepcopy(self._state)
-        check_behind(state["behind"], self._behind)
         self._forget_restart(self._trainer.fit_loop)
         for name, progress in self._counts().items():
             progress.load_state_dict(state["counts"][name])

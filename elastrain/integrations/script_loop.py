@@ -101,12 +101,17 @@ class _StepBatches:
 class ScriptLoop:
     """The one training loop of a script. Only the thread of the loop uses it."""
 
-    def __init__(self, job: Job, forward: RememberedForward, loader: elastrain.DataLoader, behind: int) -> None:
+    def __init__(
+        self, job: Job, forward: RememberedForward, loader: elastrain.DataLoader, behind: int, made: int
+    ) -> None:
         self._forward, self._loader = forward, loader
         self._behind = behind
-        """Steps that the script's own checkpoint stands behind."""
-        self._number = 0
-        """Steps that this script's loop has gone through; on a newcomer, also those that it plays."""
+        """Steps of the script's own checkpoints that come before the job's step 0."""
+        self._number = made - behind
+        """The job's step that the script's loop has reached. It begins where the script believes to be.
+
+        This may be before the job's first step. On a newcomer, it counts the steps that it plays, too.
+        """
         self.epochs: dict[str, list[float]] = {}
         """By epoch, the sum of the steps' losses, and how many there were."""
         self._steps: Iterator[Step] | None = job.steps(loader, until=sys.maxsize)

@@ -126,12 +126,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
         batches = _EpochBatches(self.train_dataset, loader.steps_per_epoch * args.gradient_accumulation_steps)
         epochs, per_epoch, _, samples, _, _, max_steps = self.set_initial_training_values(args, batches)
         self._init_training_state(max_steps, per_epoch, epochs, resume_from_checkpoint, trial)
-        self._begin(loader, max_steps, resume_from_checkpoint)
+        behind = self._begin(loader, max_steps, resume_from_checkpoint)
         start = time.time()
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
         if args.eval_on_start:
             self._evaluate(trial, ignore_keys_for_eval, skip_scheduler=True)
-        for step in self.job.steps(loader, until=max_steps - self.state.global_step):
+        for step in self.job.steps(loader, until=max_steps - behind):
             self._step = step
             self._tell_place()
             epoch = self.state.global_step // per_epoch
@@ -153,8 +153,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
                 break
         return self._finalize_training(trial, samples, start)
 
-    def _begin(self, loader: elastrain.DataLoader, max_steps: int, checkpoint: str | None) -> None:
-        """Make optimizer and scheduler, load their state from the script's checkpoint, and prepare the job."""
+    def _begin(self, loader: elastrain.DataLoader, max_steps: int, checkpoint: str | None) -> int:
+        """Prepare the job from the script's checkpoint. Returns the trainer's steps that come before its step 0."""
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self.create_optimizer()
@@ -165,10 +165,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
         # It wraps the forward in autocast as it does without a job.
         self.model_wrapped = model = self.accelerator.prepare_model(self.model)
         settle_config(self.model)
-        norm = self.args.max_grad_norm or None
         self.job.loggers(*self._loggers, behind=behind + 1)  # it counts the steps that are done
         self.job.register("trainer", self._carried)
-        self.job.prepare(model, self.optimizer, loader, max_grad_norm=norm)
+        self.job.prepare(model, self.optimizer, loader, max_grad_norm=self.args.max_grad_norm or None)
         if self.job.is_main:
             say_shares(loader.micro_batches, self.job.world_size, "a larger gradient_accumulation_steps")
         for name in ("model", "optimizer", "lr_scheduler"):
@@ -178,6 +177,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # the class is known
         self._initial_global_step = self._globalstep_last_logged = self.state.global_step
         self._tr_loss = torch.zeros((), dtype=torch.float64)
         self._total_loss_scalar = 0.0
+        return behind
 
     def _train_micro_batch(self, step: Step, inputs: Any) -> None:
         """Compute one micro-batch. Its weight is its number of tokens, where transformers counts them."""

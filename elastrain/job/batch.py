@@ -15,6 +15,7 @@ from hashlib import blake2b
 from struct import pack
 
 from elastrain.base.arithmetic import GOLDEN, MASK, mix
+from elastrain.base.resume import SKIPPED
 from elastrain.errors import ConfigError
 
 _ROUNDS = 6
@@ -78,7 +79,7 @@ class DataOrder:
         if self.drop_last:
             found["drop_last"] = True
         if self.behind:
-            found["steps of an earlier job"] = self.behind
+            found[SKIPPED] = self.behind
         if self.listed is not None:
             found["order of the sampler"] = blake2b(repr(tuple(self.listed)).encode(), digest_size=8).hexdigest()
         return found

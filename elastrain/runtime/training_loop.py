@@ -17,7 +17,7 @@ import torch
 
 from elastrain import protocol as p
 from elastrain.base.processes import say
-from elastrain.base.resume import LOADED, newer
+from elastrain.base.resume import LAYERS
 from elastrain.base.thread_status import Station
 from elastrain.decisions.agreed_speeds import speeds_of
 from elastrain.device import device_of
@@ -38,6 +38,7 @@ from elastrain.runtime.loggers.job_lines import JobLines
 from elastrain.runtime.loop.exit_report import NOT_THE_SCRIPTS_FAULT, ExitReport
 from elastrain.runtime.loop.step import Step
 from elastrain.runtime.loop_state.device_reads import DeviceReads
+from elastrain.runtime.loop_state.loaded_state import LoadedState
 from elastrain.runtime.loop_state.loop_numbers import LoopNumbers
 from elastrain.runtime.loop_state.loop_state import LoopSnapshot, LoopState
 from elastrain.runtime.loop_state.randomness import BEFORE
@@ -71,8 +72,7 @@ class TrainingLoop:
         things[BROADCASTS] = self.evaluator.sent
         self._carried = LoopState(prepared.facade.optimizer, things, prepared.model, layers, lines.book)
         self._carried.counted = prepared.optimizer.counted
-        self._loaded: dict[str, str] = {}
-        """Digest of what the script has loaded, which members compare in the job's first step."""
+        self._loaded = LoadedState(prepared, registered.values())
         self._reads = DeviceReads()
         self._numbers = LoopNumbers(registered.values())
 
@@ -115,7 +115,7 @@ class TrainingLoop:
 
     def _committed(self, record: Record) -> None:
         self._prepared.optimizer.committed(record)
-        self._loaded = {}
+        self._loaded.told = {}
         self._lines.committed(record)
         self._numbers.look(within=True)
 
@@ -137,60 +137,43 @@ class TrainingLoop:
                 "before the optimizer is made and before prepare"
             )
 
-    def _take_loaded(self) -> tuple[bool, str]:
-        """Let the job begin from the optimizer state that the script has loaded, unless its checkpoint is as new.
-
-        Returns True if the script has loaded a state of the optimizer or of a scheduler, and a sentence that says from
-        which of two states the job begins.
-        """
-        prepared, stored, begins = self._prepared, self._prepared.stored, ""
-        if loaded := prepared.facade.take_loaded():
-            cut = prepared.whole.cut(loaded)
-            is_newer = True
-            if stored is not None:
-                is_newer, begins = newer(
-                    stored.counts(cut) if prepared.whole.is_first_life else None, prepared.first_step
-                )
-            if is_newer:
-                prepared.optimizer.loaded = cut
-                self._loaded = {LOADED: prepared.whole.digest(loaded, is_whole=stored is not None)}
-                if stored is not None:
-                    stored.give_way()
+    def _serve_state(self) -> None:
+        """Let the optimizer and the model return the whole state from now on."""
+        prepared = self._prepared
         prepared.whole.step = lambda: self._last_words.step
         prepared.facade.enter_loop(prepared.whole.of_optimizer)
         if prepared.pipelines is not None:
             self._parts.model.blocks.fetch = prepared.whole.of_model
-        return bool(loaded) or self._carried.has_moved, begins
 
     def _join(self) -> int:
         """Announce that this member is ready, wait until it is admitted, and return the step to begin with."""
         parts = self._parts
         self._check_device()
         # All slow work is done before the announcement, because other members wait for this one from then on.
-        has_loaded, begins = self._take_loaded()
+        self._loaded.take()
+        self._serve_state()
         parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died, self._device)
         warm_up(self._prepared.model)
         spec = {
             **self._prepared.describe(),
-            "layers' switches and numbers": parts.layers.digest(),
+            LAYERS: parts.layers.digest(),
             **self._carried.describe(self._prepared.optimizer.hyperparameters()),
         }
-        if has_loaded and self._prepared.stored is not None:
-            spec |= self._prepared.stored.taken_over()  # the script's own settings are hidden by what it has loaded
+        spec |= self._loaded.settings(has_moved=self._carried.has_moved)
         if (checkpoints := self._prepared.checkpoints) is not None:
             checkpoints.spec = spec
         if not (port := device_of(self._device)).is_host:
             self._connections.journal.write("device", **asdict(port.describe()))
-        self._prepared.engine.start({**spec, **self._loaded})  # not in checkpoints, which have the state itself
+        self._prepared.engine.start({**spec, **self._loaded.told})  # not in checkpoints, which have the state itself
         entered = parts.handover.wait()
         if isinstance(entered, LoopOver):
             raise StoppedError("the job ended before this worker had joined: there is nothing left to do")
         assert isinstance(entered, p.Enter)
-        self._forget_loaded(entered.step, begins)
+        self._loaded.entered(entered.step, self._is_first)
         if entered.state is not None:
             self._carried.load(entered.state, entered.payload or ())
             self._say_numbers(entered.step)
-        elif (stored := self._prepared.stored) is not None and not self._loaded:
+        elif (stored := self._prepared.stored) is not None and not self._loaded.told:
             parts.layers.load_state_dict(stored.buffers(parts.layers.state_dict()))
             if (loop := stored.loop()) is not None:
                 self._carried.load(*loop, stored.changed(spec))
@@ -201,13 +184,6 @@ class TrainingLoop:
         parts.model.statistics.refresh()
         parts.untouched.begin()
         return entered.step
-
-    def _forget_loaded(self, step: int, begins: str) -> None:
-        """Forget what the script has loaded if other members gave this one all that counts, else say `begins`."""
-        if step > self._prepared.first_step:
-            self._loaded, self._prepared.optimizer.loaded = {}, None
-        elif begins and self._is_first():
-            say(begins)
 
     def _say_numbers(self, step: int) -> None:
         """Say which numbers of the script's loop differ from the job's; in a resumed job, rank 0 says it for all."""
@@ -245,7 +221,7 @@ class TrainingLoop:
         self._numbers.look()
         hyper = self._prepared.optimizer.hyperparameters()
         self._carried.course.enter(hyper, self._carried.counted)
-        settings = taken.settings(number, hyper, self._parts.layers, self._reads, self._loaded)
+        settings = taken.settings(number, hyper, self._parts.layers, self._reads, self._loaded.told)
         began = p.Began(step=number, settings=settings, state=taken.text)
         begun = StepBegun(event=began, hyper=hyper, payload=taken.payload)
         # Behind what the checks have read on a device: the engine may write there without any run of this member.

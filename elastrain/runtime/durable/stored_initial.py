@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from elastrain import protocol as p
-from elastrain.base.resume import Resume, changed, is_taken_over
+from elastrain.base.resume import LAYERS, Resume, changed, is_taken_over
 from elastrain.device.finding import device_of
 from elastrain.device.port import DevicePort
 from elastrain.errors import ConfigError, StateLostError
@@ -202,9 +202,13 @@ class StoredInitial:
             raise _error(self._resume, error) from error
         return max(0, _count(state.pieces)), count
 
-    def taken_over(self) -> dict[str, Any]:
-        """Return the settings of optimizer and schedulers with which the checkpoint's job began."""
-        return {name: value for name, value in self._resume.spec.items() if is_taken_over(name)}
+    def taken_over(self, *, has_layers: bool) -> dict[str, Any]:
+        """Return the settings of optimizer and schedulers with which the checkpoint's job began.
+
+        `has_layers`: those of the layers too, which a library may have set from a checkpoint of its own.
+        """
+        found = self._resume.spec.items()
+        return {name: value for name, value in found if is_taken_over(name) or (has_layers and name == LAYERS)}
 
     def changed(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of settings that this job deliberately changes."""

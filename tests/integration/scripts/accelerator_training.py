@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--linger", type=int, default=0)
     parser.add_argument("--precision", default="no")
     parser.add_argument("--lose-clip", action="store_true")
+    parser.add_argument("--still", action="store_true", help="a model without dropout")
+    parser.add_argument("--plain", action="store_true", help="the same, under plain SGD")
     parser.add_argument("--kill-evaluating", default="")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -44,9 +46,11 @@ def main() -> None:
     accelerator.init_trackers("small", {})
     set_seed(5)
     config = BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    if args.plain or args.still:
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     model = BertForSequenceClassification(config)
     watch_evaluations(model, accelerator.job, args.kill_evaluating)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = (torch.optim.SGD if args.plain else torch.optim.AdamW)(model.parameters(), lr=3e-3)
     train = torch.utils.data.DataLoader(Pairs(96), batch_size=4, shuffle=True)
     evaluation = torch.utils.data.DataLoader(Pairs(30), batch_size=2)
     scheduler = get_linear_schedule_with_warmup(optimizer, 2, args.epochs * len(train) // 4)

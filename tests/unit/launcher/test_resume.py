@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from elastrain.base.checkpoint_settings import CheckpointOptions
-from elastrain.base.resume import Resume, as_text, changes, changes_so_far, from_text, newer, refusal
+from elastrain.base.resume import (
+    OWN,
+    Resume,
+    as_text,
+    changes,
+    changes_so_far,
+    from_text,
+    newer,
+    refusal,
+)
 from elastrain.decisions.membership import spec_difference
 from elastrain.errors import ConfigError
 from elastrain.launcher.agent.worker_start import Script
@@ -17,6 +26,7 @@ from elastrain.launcher.shared.job_values import End, Life, Log, PutRoster, Star
 from elastrain.launcher.start.run_options import RunOptions, StartWish
 from elastrain.launcher.start.start_checkpoint import find_start, newest_step
 from elastrain.protocol.agent_messages import Failed
+from elastrain.runtime.loop_state.own_checkpoint import OwnCheckpoint
 from elastrain.snapshot.durable.places.port import place_at
 from elastrain.snapshot.durable.retention import left_behind, lives_before
 from tests.support import checkpoints
@@ -314,3 +324,33 @@ def test_of_checkpoint_and_loaded_state_the_one_with_more_steps_counts(
     assert is_newer is of_script
     assert sentence.startswith(f"step 41 begins from the {'optimizer state' if of_script else 'job'}")
     assert counts is None or (f" {counts[0]}" in sentence and f" {counts[1]}" in sentence)
+
+
+@pytest.mark.parametrize(
+    ("made", "resume", "is_newer", "behind"),
+    [
+        (0, None, False, 0),
+        (6, None, True, 6),
+        (0, RESUME, False, 0),
+        (41, RESUME, False, 0),
+        (42, RESUME, True, 1),
+        (0, replace(RESUME, spec={OWN: 7}), False, 7),
+        (48, replace(RESUME, spec={OWN: 7}), False, 7),
+        (49, replace(RESUME, spec={OWN: 7}), True, 8),
+        (5, replace(RESUME, step=-1, spec={}), True, 5),
+    ],
+)
+def test_of_two_checkpoints_the_one_with_more_steps_is_taken_and_no_step_counts_twice(
+    made: int, resume: Resume | None, is_newer: bool, behind: int
+) -> None:
+    own, first = OwnCheckpoint(made, resume), 0 if resume is None else resume.step + 1
+    assert (own.is_newer, own.behind) == (is_newer, behind)
+    assert own.behind + first == max(own.counts), "the library goes on with the step behind the newer checkpoint"
+    with pytest.raises(ConfigError, match="name a checkpoint that all members find"):
+        own.load_state_dict({"behind": behind + 1})
+
+
+def test_where_a_library_begins_may_change_and_all_members_begin_there() -> None:
+    now = {"seed": 0, "model": "a", "backups": 1}
+    assert changes(replace(RESUME, spec={**now, OWN: 7}), {**now, OWN: 8}) == ()
+    assert "that all members find" in spec_difference({**now, OWN: 7}, {**now, OWN: 8})
