@@ -23,6 +23,8 @@ WRITING_BYTES = 16 << 20
 """Bytes for writing a checkpoint, besides the states: frames being packed, and frames being read back."""
 COMPUTING_BYTES = 8 << 20
 """Bytes that computing keeps from its first step on, besides what is counted. A minimum: up to 20 MB were seen."""
+VARIES = 16
+"""Part of what belongs to no block by which it differs between runs: up to 5 % in eight runs of one job."""
 WORTH_TELLING = 0.05
 """Smallest share of the limit that is given back to activations when memory becomes free."""
 AT_THE_END = "; at the end of the loop rank 0, which this member is, takes the parameters of all blocks"
@@ -248,14 +250,15 @@ def _missing(limit_bytes: int, needs: Needs, outside: Outside | None, memory: Me
         else f"and there is no directory on an SSD to move anything to (--offload-dir){tier}"
     )
     part, part_bytes = needs.largest
-    # An operator who raises the limit by the missing bytes must not be refused again for an unknown need.
+    # An operator who raises the limit as told must not be refused again for an unknown need, or by chance.
+    advised = mib(missing_bytes + needs.base_bytes // VARIES)
     is_known = needs.is_measured or (needs.activations_bytes > 0 and not has_disk)
     unknown = "" if is_known else ", and more for saved activations, which were not measured yet"
     return Shortfall(
         missing_bytes=missing_bytes,
         reason=f"a member's {memory} limit is {mib(missing_bytes)} too small for this plan: {mib(wanted_bytes)} are "
         f"needed {how}{unknown}, {mib(limit_bytes)} allowed; most of it are {part} ({mib(part_bytes)}); smaller "
-        "micro-batches would change the bits: raise the limit, or start with more members",
+        f"micro-batches would change the bits: raise the limit by {advised}, or start with more members",
     )
 
 

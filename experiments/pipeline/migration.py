@@ -1,7 +1,8 @@
 """The time by which steps get longer while blocks move: with shadows, and at once. For `run.py --moves`.
 
-Two nodes with networks of their own, a link of 1 Gbit/s between them, and blocks of 32 MiB. A job computes by one plan
-until its planner answers with another one, which moves a block over the link. All else is the product's own.
+Two nodes with networks of their own, a link of 1 Gbit/s between them, and blocks of 32 MiB. The planner of a job
+answers with two plans in turns, so that a block moves over the link and back. All else is the product's own. One move
+is within the noise of a step, so that the mean of many counts.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from experiments.pipeline.figures import Line, step_lengths_s
 from experiments.pipeline.steering import Steering
 from experiments.pipeline.told import Told, told
 
-WIDTH, WINDOW_S, RUNS, STEPS = 2048, 0.03, 6, 16
+WIDTH, WINDOW_S, RUNS, STEPS = 2048, 0.03, 6, 60
 """Blocks of 32 MiB. The planner is asked once every block was measured, after five steps."""
+PAUSE_S = 12.0
+"""From a plan in force to the planner's next answer: some steps by one plan, which tell how long a step usually is."""
 RATE_MBIT = 1000
 SETTLED = 3
 """Steps after the handover that count as part of the move: holders follow the blocks meanwhile."""
@@ -49,44 +52,63 @@ class Move:
         return ("--steps", str(STEPS), "--micro-batches", str(RUNS), "--width", str(WIDTH))
 
 
+Handover = tuple[int, int]
+"""The steps whose records have named a move, and ended it. Equal if the plan held at once."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Stall:
-    """By how much the steps of a move were longer than others by the same plan."""
+class Stalls:
+    """By how much the steps of each move were longer than others by the same plan."""
 
-    seconds: float
+    seconds: list[float]
     step_s: float
-    """The median step by the plan before."""
-    steps: int
-    """Steps from the record that names the move to the one that ends it."""
+    """The median step by the first plan."""
+
+    @property
+    def mean_s(self) -> float:
+        """The mean over the moves."""
+        return statistics.mean(self.seconds)
+
+    @property
+    def error_s(self) -> float:
+        """The standard error of the mean."""
+        return statistics.stdev(self.seconds) / len(self.seconds) ** 0.5
 
 
-def stall(lines: list[Line], *, named: int, ended: int) -> Stall:
-    """Return the stall of a move. It is named by the record of step `named`, and the plan holds after step `ended`."""
+def stalls(lines: list[Line], moves: list[Handover]) -> Stalls:
+    """Return the stalls of moves that come one after the other, from one plan to another one and back."""
     lengths = step_lengths_s(lines)
-    last = max(lengths)
+    windows = [range(named + 1, ended + SETTLED + 1) for named, ended in moves]
+    under = {step: sum(step > ended for _, ended in moves) % 2 for step in lengths}
+    in_moves = {step for window in windows for step in window}
     # The steps before the first ones are traced, and compile.
-    before_s = statistics.median(lengths[step] for step in lengths if 2 <= step <= named)
-    after_s = statistics.median(lengths[step] for step in range(ended + SETTLED + 1, last + 1))
-    under = {step: before_s if step <= ended else after_s for step in range(named + 1, ended + SETTLED + 1)}
-    seconds = sum(lengths[step] - usual_s for step, usual_s in under.items())
-    return Stall(seconds=seconds, step_s=before_s, steps=ended - named)
+    usual_s = [
+        statistics.median(
+            lengths[step] for step in lengths if step >= 2 and step not in in_moves and under[step] == plan
+        )
+        for plan in (0, 1)
+    ]
+    whole = [window for window in windows if window[-1] in lengths]
+    return Stalls(
+        seconds=[sum(lengths[step] - usual_s[under[step]] for step in window) for window in whole], step_s=usual_s[0]
+    )
 
 
-def handover(journals: Mapping[str, list[Line]]) -> tuple[int, int]:
-    """Return the steps whose records have named the move, and ended it. Equal if the plan held at once."""
+def handovers(journals: Mapping[str, list[Line]]) -> list[Handover]:
+    """Return the moves of a job."""
     lines = [line for its in journals.values() for line in its]
-    moved = [line for line in lines if line["event"] == "moved" and not line["is_dropped"]]
+    moved = {(line["named"], line["step"]) for line in lines if line["event"] == "moved" and not line["is_dropped"]}
     if moved:
-        return moved[0]["named"], moved[0]["step"]
-    step = max(line["step"] for line in lines if line["event"] == "plan")
-    return step, step
+        return sorted(moved)
+    changed = {line["step"] for line in lines if line["event"] == "plan"}
+    return [(step, step) for step in sorted(changed) if step > 2]
 
 
-def run(folder: Path, move: Move, start: Callable[..., Any]) -> tuple[Stall, Told]:
-    """Run the job of a move. Returns its stall, and what it has told."""
+def run(folder: Path, move: Move, start: Callable[..., Any]) -> tuple[Stalls, Told]:
+    """Run the job of a move. Returns its stalls, and what it has told."""
     its = folder / move.name.replace(" ", "-").replace(",", "")
     its.mkdir(parents=True)
-    steering = Steering(first=move.before, then=move.after, is_at_once=move.is_at_once)
+    steering = Steering(first=move.before, then=move.after, pause_s=PAUSE_S, is_at_once=move.is_at_once)
     (its / "plan.json").write_bytes(msgspec.json.encode(steering))
     (its / "faults.txt").write_text(f"slow-link --target node:node1 --at t=3 --for 900 --rate {RATE_MBIT}\n")
     options = ["--stages", str(len(move.before.members)), "--max-restarts", "0", "--netns"]
@@ -96,12 +118,13 @@ def run(folder: Path, move: Move, start: Callable[..., Any]) -> tuple[Stall, Tol
     with elastic(its, script, members=len(move.before.members), nodes=2, options=options, start=start) as process:
         finish(process, its, timeout_s=WAIT_S)
     found = told(its)
-    named, ended = handover(found.journals)
-    stalls = [stall(list(lines), named=named, ended=ended) for lines in found.journals.values()]
-    result = sorted(stalls, key=lambda each: each.seconds)[len(stalls) // 2]
+    moved = handovers(found.journals)
+    of_members = [stalls(list(lines), moved) for lines in found.journals.values()]
+    result = sorted(of_members, key=lambda each: each.mean_s)[len(of_members) // 2]
     lengths = [round(each, 3) for _, each in sorted(step_lengths_s(next(iter(found.journals.values()))).items())]
     sys.stderr.write(
-        f"{move.name}: named {named}, ended {ended}, {result}, steps {lengths}, {time.monotonic() - began_s:.0f} s\n"
+        f"{move.name}: {moved}, {[round(each, 3) for each in result.seconds]}, mean {result.mean_s:.3f} ± "
+        f"{result.error_s:.3f}, usual {result.step_s:.3f}, steps {lengths}, {time.monotonic() - began_s:.0f} s\n"
     )
     return result, found
 
@@ -124,10 +147,12 @@ def measure(folder: Path, pairs: Mapping[str, tuple[Move, Move]], start: Callabl
         shadow, told_with = run(folder, with_shadows, start)
         today, told_at_once = run(folder, at_once, start)
         found["migration_digest_equal"] &= told_with.is_that_of(told_at_once)
-        found |= {f"stall_s {name}": round(shadow.seconds, 3), f"stall_at_once_s {name}": round(today.seconds, 3)}
-        shares.append(shadow.seconds / shadow.step_s)
-        if today.seconds >= LEAST_S:
-            ratios.append(shadow.seconds / today.seconds)
+        for key, each in (("stall_s", shadow), ("stall_at_once_s", today)):
+            found |= {f"{key} {name}": round(each.mean_s, 3), f"{key} {name}, error": round(each.error_s, 3)}
+        found[f"moves {name}"] = [len(shadow.seconds), len(today.seconds)]
+        shares.append(shadow.mean_s / shadow.step_s)
+        if today.mean_s >= LEAST_S:
+            ratios.append(shadow.mean_s / today.mean_s)
     return {
         **found,
         "migration_stall_ratio": max(ratios) if len(ratios) == len(pairs) else None,

@@ -434,6 +434,7 @@ def drawn_actions(measured: Measured) -> list[Any]:
 
 
 _MISSING = re.compile(r"limit is (\d+) MiB too small")
+_ADVISED = re.compile(r"raise the limit by (\d+) MiB")
 FIT_TRIES, FIT_STEPS, FIT_WIDTH, LEAST_MIB = 12, 5, 512, 380
 
 
@@ -441,7 +442,7 @@ def fits_after_losses(folder: Path, start: Callable[..., Any]) -> dict[str, Any]
     """Find the smallest limit under which four members fit, by what jobs say is missing; then lose one, and two."""
     limit_mib, tried, found = LEAST_MIB, 0, dict[str, Any]()
 
-    def missing_mib(*lost: tuple[str, int], more_mib: int = 0) -> int | None:
+    def missing_mib(*lost: tuple[str, int], more_mib: int = 0, said: re.Pattern[str] = _MISSING) -> int | None:
         """0: the job has come to its end. None: it has ended without naming what is missing."""
         nonlocal tried
         tried += 1
@@ -454,7 +455,7 @@ def fits_after_losses(folder: Path, start: Callable[..., Any]) -> dict[str, Any]
         args = ("--steps", str(FIT_STEPS), "--micro-batches", "8", "--width", str(FIT_WIDTH), "--backups", "2")
         with elastic(its, Script(path=Path(train.__file__), args=args), members=4, options=options, start=start) as job:
             code = job.wait(timeout=WAIT_S)
-        named = _MISSING.findall((its / "output.log").read_text())
+        named = said.findall((its / "output.log").read_text())
         sys.stderr.write(f"limit {limit_mib + more_mib} MiB, {len(lost)} lost: {code}, missing {named}\n")
         return 0 if code == 0 else max(map(int, named)) if named else None
 
@@ -463,7 +464,7 @@ def fits_after_losses(folder: Path, start: Callable[..., Any]) -> dict[str, Any]
     if missing != 0:
         return {"fits_after_losses": None}
     for name, lost in (("one", (("m1", 1),)), ("two", (("m1", 1), ("m2", 3)))):
-        more = found[f"fits_{name}_lost_missing_mib"] = missing_mib(*lost)
+        more = found[f"fits_{name}_lost_missing_mib"] = missing_mib(*lost, said=_ADVISED)
         is_named = name == "two" and bool(more) and missing_mib(*lost, more_mib=more or 0) == 0
         found[f"fits_{name}_lost"] = more == 0 or is_named
     return {

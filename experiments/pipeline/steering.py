@@ -7,6 +7,7 @@ effect through a record, blocks move by publishes, and a recovery computes again
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ class Steering:
     """True if the planner of the job answers as ever."""
     then: PipelinePlan | None = None
     """The planner's answer, once it is asked. None: it is never answered."""
+    pause_s: float = 0.0
+    """Seconds until an answer. If it is not 0, every question is answered, with `then` and `first` in turns."""
     is_at_once: bool = False
     """True if a plan holds at once, so that no member is a shadow first."""
 
@@ -47,7 +50,7 @@ def steer(path: Path) -> None:
     if steering.is_at_once:
         proposals.begun = lambda _, wanted, *__: wanted  # type: ignore[attr-defined]
     if steering.then is not None:
-        engine.answer_later = _answering(steering.then)
+        engine.answer_later = _answering(steering.then, steering.first if steering.pause_s else None, steering.pause_s)
     elif not steering.asks:
         engine.answer_later = _write_profile
 
@@ -57,10 +60,16 @@ def _write_profile(command: p.ChoosePlan, *_: Any) -> None:
     (folder / f"profile-{me}.json").write_bytes(msgspec.json.encode(command.question.profile))
 
 
-def _answering(plan: PipelinePlan) -> Callable[..., None]:
+def _answering(then: PipelinePlan, first: PipelinePlan | None, pause_s: float) -> Callable[..., None]:
+    """Answer with `then`, or with `first` where that holds already."""
+
     def answer(command: p.ChoosePlan, tell: Callable[[p.Event], None], *_: Any) -> None:
-        answer = PlanAnswer(plan=plan, step_s=1.0, reason="the experiment wants it")
-        tell(p.Planned(generation=command.generation, present=command.present, answer=answer))
+        holds = command.question.present.pipelines == then.pipelines
+        answer = PlanAnswer(plan=first if holds and first else then, step_s=1.0, reason="the experiment wants it")
+        planned = p.Planned(generation=command.generation, present=command.present, answer=answer)
+        later = threading.Timer(pause_s, tell, [planned])
+        later.daemon = True
+        later.start()
 
     return answer
 

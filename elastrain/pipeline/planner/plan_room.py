@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate
 
 from elastrain.memory.memory_budget import mib
@@ -193,22 +193,20 @@ def memory_of(room: PlanRoom, told: Mapping[str, ToldMemory], present: PipelineP
     )
 
 
-@cache
 def copies_of(runs: int) -> int:
-    """Return the most copies of a gradient that so many consecutive runs need, wherever they begin."""
-    return max((_copies(first, runs) for first in range(1 << runs.bit_length())), default=0) if runs else 0
+    """Return the most copies of a gradient that so many consecutive runs need, wherever they begin.
 
-
-def _copies(first: int, runs: int) -> int:
-    """Return the most partials of the fold that wait at once, with the one being computed."""
-    most, waiting = 0, list[tuple[int, int]]()
-    for run in range(first, first + runs):
-        most = max(most, len(waiting) + 1)
-        waiting.append((run, 1))
-        # Two halves of a node are added at once.
-        while len(waiting) > 1 and waiting[-2][1] == waiting[-1][1] and not waiting[-2][0] % (2 * waiting[-1][1]):
-            waiting[-2:] = [(waiting[-2][0], 2 * waiting[-1][1])]
-    return most
+    Runs that are computed wait as partials of the fold, one for each aligned group of 1, 2, 4, … runs, while another
+    one is computed. The groups of a stretch get larger first, and then smaller.
+    """
+    partials = 0
+    while runs:
+        half, has_middle = divmod(partials + 1, 2)
+        # The shortest stretch of so many groups: 1, 2, …, 2, 1, with a larger one in the middle if their number is odd.
+        if (2 << half) - 2 + has_middle * (1 << half) > runs - 1:
+            return partials + 1
+        partials += 1
+    return 0
 
 
 def _begin(cut: int | Bound) -> int:

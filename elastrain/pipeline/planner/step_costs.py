@@ -90,6 +90,16 @@ class StepCosts:
 
     def link_bytes_per_s(self, one: str, other: str) -> float:
         """Return the rate of the link between two members."""
+        # A timeline asks for every message.
+        if (known := self._link_rates.get((one, other))) is None:
+            known = self._link_rates[one, other] = self._link_rate(one, other)
+        return known
+
+    @cached_property
+    def _link_rates(self) -> dict[tuple[str, str], float]:
+        return {}
+
+    def _link_rate(self, one: str, other: str) -> float:
         for a, b, rate in self.profile.rates.links:
             if {a, b} == {one, other}:
                 return rate

@@ -176,7 +176,7 @@ class _Player:
             link = (source.member, task.member)
             cut = task.begin if action.kind is FORWARD else task.end
             # Each direction of a link is a queue of its own, as cables and sockets are.
-            hold_s = sizes[cut] and sizes[cut] / self.costs.link_bytes_per_s(*link)
+            hold_s = sizes[cut] / self.costs.link_bytes_per_s(*link)
             self.free_s[link] = max(self.now_s, self.free_s.get(link, 0.0)) + hold_s
             arrival_s = self.free_s[link] + self.costs.profile.rates.message_s
         # What takes no time comes now, before the next choices, and needs no event.

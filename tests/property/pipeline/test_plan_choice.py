@@ -258,6 +258,20 @@ def test_copies_are_no_fewer_than_the_fold_needs(runs: int, first: int, more: in
     assert slots_needed(Fold(first + runs + more).runs, (), range(first, first + runs)) <= copies_of(runs)
 
 
+@pytest.mark.parametrize("runs", [*range(20), 31, 32, 33, 100])
+def test_copies_are_no_more_than_some_place_needs(runs: int) -> None:
+    def needed(first: int) -> int:
+        most, waiting = 0, list[tuple[int, int]]()
+        for run in range(first, first + runs):
+            most = max(most, len(waiting) + 1)
+            waiting.append((run, 1))
+            while len(waiting) > 1 and waiting[-2][1] == waiting[-1][1] and not waiting[-2][0] % (2 * waiting[-1][1]):
+                waiting[-2:] = [(waiting[-2][0], 2 * waiting[-1][1])]
+        return most
+
+    assert copies_of(runs) == max(needed(first) for first in range(1 << runs.bit_length()))
+
+
 def test_limits_fall_before_a_plan_is_given_up_and_activations_leave_before_that() -> None:
     # Four blocks a member. Each micro-batch in flight takes 40 of the bytes.
     tight = PlanMemory(limits_bytes={f"m{i}": 100 for i in range(2)}, saved_bytes=(10,) * 8)
