@@ -23,8 +23,8 @@ WRITING_BYTES = 16 << 20
 """Bytes for writing a checkpoint, besides the states: frames being packed, and frames being read back."""
 COMPUTING_BYTES = 8 << 20
 """Bytes that computing keeps from its first step on, besides what is counted. A minimum: up to 20 MB were seen."""
-VARIES = 16
-"""Part of what belongs to no block by which it differs between runs: up to 5 % in eight runs of one job."""
+VARIES = 8
+"""Part of what belongs to no block by which it differs between runs: up to 9 % in a dozen runs of one job."""
 WORTH_TELLING = 0.05
 """Smallest share of the limit that is given back to activations when memory becomes free."""
 AT_THE_END = "; at the end of the loop rank 0, which this member is, takes the parameters of all blocks"

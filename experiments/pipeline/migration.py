@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ from experiments.pipeline.told import Told, told
 
 WIDTH, WINDOW_S, RUNS, STEPS = 2048, 0.03, 6, 60
 """Blocks of 32 MiB. The planner is asked once every block was measured, after five steps."""
-PAUSE_S = 12.0
-"""From a plan in force to the planner's next answer: some steps by one plan, which tell how long a step usually is."""
+PAUSE_S = 30.0
+"""From a question to the planner's answer: some steps by one plan, which tell how long a step usually is."""
 RATE_MBIT = 1000
 SETTLED = 3
 """Steps after the handover that count as part of the move: holders follow the blocks meanwhile."""
+BESIDE = 4
+"""Steps before a move, and behind it, with which its own are compared."""
 LEAST_S = 0.3
 """The shortest stall of today's way for which there is a ratio."""
 WAIT_S = 600.0
@@ -45,11 +47,22 @@ class Move:
     after: PipelinePlan
     is_at_once: bool = False
     """True if the plan holds at once, so that all members wait for its publish."""
+    backups: int = 1
+    """Without backups the taker of a block has nothing of it, so that optimizer states move, too."""
 
     @property
     def args(self) -> tuple[str, ...]:
         """Arguments that change bits."""
-        return ("--steps", str(STEPS), "--micro-batches", str(RUNS), "--width", str(WIDTH))
+        return (
+            "--steps",
+            str(STEPS),
+            "--micro-batches",
+            str(RUNS),
+            "--width",
+            str(WIDTH),
+            "--backups",
+            str(self.backups),
+        )
 
 
 Handover = tuple[int, int]
@@ -76,22 +89,23 @@ class Stalls:
 
 
 def stalls(lines: list[Line], moves: list[Handover]) -> Stalls:
-    """Return the stalls of moves that come one after the other, from one plan to another one and back."""
+    """Return the stalls of moves that come one after the other, from one plan to another one and back.
+
+    A step of a move is compared with those by the same plan beside the move, because machines get slower and faster.
+    """
     lengths = step_lengths_s(lines)
-    windows = [range(named + 1, ended + SETTLED + 1) for named, ended in moves]
-    under = {step: sum(step > ended for _, ended in moves) % 2 for step in lengths}
-    in_moves = {step for window in windows for step in window}
     # The steps before the first ones are traced, and compile.
-    usual_s = [
-        statistics.median(
-            lengths[step] for step in lengths if step >= 2 and step not in in_moves and under[step] == plan
-        )
-        for plan in (0, 1)
-    ]
-    whole = [window for window in windows if window[-1] in lengths]
-    return Stalls(
-        seconds=[sum(lengths[step] - usual_s[under[step]] for step in window) for window in whole], step_s=usual_s[0]
-    )
+    ends = [1, *(ended + SETTLED for _, ended in moves)]
+    begins = [*(named for named, _ in moves), max(lengths)]
+    # Between two moves, and before the first and behind the last one.
+    quiet = [[lengths[step] for step in range(end + 1, begin + 1)] for end, begin in zip(ends, begins, strict=True)]
+    found: list[float] = []
+    for (named, ended), before, after in zip(moves, quiet, quiet[1:], strict=False):
+        if before and after:
+            before_s, after_s = statistics.median(before[-BESIDE:]), statistics.median(after[:BESIDE])
+            window = range(named + 1, ended + SETTLED + 1)
+            found.append(sum(lengths[step] - (before_s if step <= ended else after_s) for step in window))
+    return Stalls(seconds=found, step_s=statistics.median(quiet[0]))
 
 
 def handovers(journals: Mapping[str, list[Line]]) -> list[Handover]:
@@ -100,8 +114,9 @@ def handovers(journals: Mapping[str, list[Line]]) -> list[Handover]:
     moved = {(line["named"], line["step"]) for line in lines if line["event"] == "moved" and not line["is_dropped"]}
     if moved:
         return sorted(moved)
-    changed = {line["step"] for line in lines if line["event"] == "plan"}
-    return [(step, step) for step in sorted(changed) if step > 2]
+    # Its first step is the one that waits for the publish.
+    first_steps = {line["step"] for line in lines if line["event"] == "plan"}
+    return [(step - 1, step - 1) for step in sorted(first_steps) if step > 2]
 
 
 def run(folder: Path, move: Move, start: Callable[..., Any]) -> tuple[Stalls, Told]:
@@ -129,10 +144,10 @@ def run(folder: Path, move: Move, start: Callable[..., Any]) -> tuple[Stalls, To
     return result, found
 
 
-def moves(before: PipelinePlan, after: PipelinePlan, name: str) -> tuple[Move, Move]:
+def moves(before: PipelinePlan, after: PipelinePlan, name: str, backups: int = 1) -> tuple[Move, Move]:
     """Return the two jobs of one move: with shadows, and with the plan in force at once."""
-    with_shadows = Move(name=f"{name}, shadows", before=before, after=after)
-    return with_shadows, Move(name=f"{name}, at once", before=before, after=after, is_at_once=True)
+    with_shadows = Move(name=f"{name}, shadows", before=before, after=after, backups=backups)
+    return with_shadows, replace(with_shadows, name=f"{name}, at once", is_at_once=True)
 
 
 def measure(folder: Path, pairs: Mapping[str, tuple[Move, Move]], start: Callable[..., Any]) -> dict[str, Any]:

@@ -233,7 +233,10 @@ def migration_pairs(*, quick: bool) -> dict[str, tuple[Move, Move]]:
         return before, replace(before, pipelines=(replace(line, cuts=cuts),))
 
     found = {"of two": moves(*one_more(2, (5,)), "of two")}
-    return found if quick else found | {"of four": moves(*one_more(4, (2, 5, 6)), "of four")}
+    if quick:
+        return found
+    alone = moves(*one_more(2, (5,)), "of two, no backups", backups=0)
+    return found | {"of two, no backups": alone, "of four": moves(*one_more(4, (2, 5, 6)), "of four")}
 
 
 def link_cases() -> list[Case]:

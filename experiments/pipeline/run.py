@@ -347,7 +347,7 @@ def migrations(*, quick: bool, keep: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="elastrain-moves-") as name:
         figures = migration.measure(Path(name), planner.migration_pairs(quick=quick), at_once)
     if keep:
-        record("pipeline", figures, quick=quick, settings={"moves": True, "window_s": migration.WINDOW_S})
+        record("pipeline", figures, quick=quick, settings={"moves": True, "pause_s": migration.PAUSE_S})
     reaches = {row: planner.REACHES[row] for row in ("migration_stall_ratio", "migration_stall")}
     return 0 if report(figures, reaches) and figures["migration_digest_equal"] else 1
 
