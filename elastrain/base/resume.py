@@ -17,7 +17,7 @@ MAY_CHANGE = frozenset(
     # them.
     {"audit", "backups", "cross_check_every", "elastrain", "Python", "NumPy", "stages"}
     # A job that begins from a newer checkpoint of the script's own counts anew; see `own_checkpoint`.
-    | {SKIPPED, OWN}
+    | {OWN}
 )
 """Settings of the spec in which a resumed job may differ from the one that wrote the checkpoint."""
 
@@ -102,7 +102,9 @@ def changed(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
 
     Of a machine with another device, only the device is named.
     """
-    differing = [n for n, its in resume.spec.items() if n not in MAY_CHANGE and spec.get(n, "(unset)") != its]
+    # The samples that are left out follow a checkpoint of the script's own, of which a library has told the job.
+    may_change = MAY_CHANGE | {SKIPPED} if OWN in spec else MAY_CHANGE
+    differing = [n for n, its in resume.spec.items() if n not in may_change and spec.get(n, "(unset)") != its]
     if device := next((name for name in OF_THE_DEVICE if name in differing), None):
         differing = [n for n in differing if n == device or not n.startswith(_OF_THE_MACHINE)]
     # With another optimizer or script other settings differ too, and a hash tells a reader little: the telling names

@@ -115,7 +115,7 @@ class TrainingLoop:
 
     def _committed(self, record: Record) -> None:
         self._prepared.optimizer.committed(record)
-        self._loaded.told = {}
+        self._loaded.forget()
         self._lines.committed(record)
         self._numbers.look(within=True)
 

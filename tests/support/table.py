@@ -74,13 +74,13 @@ ALLOWED = {
     },
 }
 """The public face: what a user is best served by counts more here than a limit for ourselves."""
-TOTALS = {"function_median": 6, "function_p90": 16, "product_files": 572, "product_code": 63_509}
+TOTALS = {"function_median": 6, "function_p90": 16, "product_files": 572, "product_code": 63_513}
 """Figures of the whole product, and where they have to arrive. Of its code, 1,900 lines are training on devices,
 900 the planner, 1,060 adapters for other training libraries, and 1,850 what people's scripts need: loggers, streams,
 figures, saved states, ranks."""
 COMMENTS_PERCENT = 6.0
 """Of the lines of the pure parts, at least."""
-SLACK = {"product_code": 63_509, "comments_percent": 0.2}
+SLACK = {"product_code": 63_513, "comments_percent": 0.2}
 
 Table = Mapping[str, Mapping[str, float]]
 

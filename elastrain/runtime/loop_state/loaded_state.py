@@ -51,8 +51,13 @@ class LoadedState:
         found = {} if self._own is None else dict[str, Any](self._own.described())
         if (self._is_there or has_moved) and self._prepared.stored is not None:
             # The script's own settings are hidden by what it has loaded.
-            found |= self._prepared.stored.taken_over(has_layers=self._own is not None)
+            has_layers = self._own is not None and self._own.made > 0
+            found |= self._prepared.stored.taken_over(has_layers=has_layers)
         return found
+
+    def forget(self) -> None:
+        """Forget the digest, as a step is committed."""
+        self.told = {}
 
     def entered(self, step: int, is_first: Callable[[], bool]) -> None:
         """Forget all if other members gave this one what counts, else let rank 0 say what the job begins from."""

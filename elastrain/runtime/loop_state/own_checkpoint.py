@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastrain.base.resume import OWN, Resume
+from elastrain.base.resume import OWN, SKIPPED, Resume
 from elastrain.errors import ConfigError
 
 
@@ -21,7 +21,8 @@ class OwnCheckpoint:
 
     def __init__(self, made: int, resume: Resume | None) -> None:
         first = 0 if resume is None else resume.step + 1
-        before = 0 if resume is None else int(resume.spec.get(OWN, 0))
+        # Checkpoints of older versions do not have the first setting.
+        before = 0 if resume is None else int(resume.spec.get(OWN, resume.spec.get(SKIPPED, 0)))
         self.made = made
         self.counts = before + first, made
         """Steps that the job's checkpoint and the script's own one have made."""

@@ -89,3 +89,15 @@ def test_of_a_checkpoint_of_the_job_and_one_of_the_scripts_own_the_newer_is_take
         assert digest == wanted
     first = min((tmp_path / "older" / "next").glob("life-*"))
     assert life("last", "--resume", str(first)).startswith(wanted), "a life that has no file of the script's own"
+
+
+@pytest.mark.parametrize("script", [ACCELERATOR, TRAINER], ids=["accelerate", "trainer"])
+def test_a_new_life_of_a_job_that_has_lost_all_members_goes_on_with_the_bits(tmp_path: Path, script: Path) -> None:
+    alone = undisturbed("--out", str(tmp_path / "one"), script=script)
+    options = ("--max-restarts", "0", "--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "2")
+    kills = tuple(f"kill --target member:m{number} --at step=9,phase=forward" for number in range(2))
+    arguments = ("--out", str(tmp_path / "job"))
+    done = run_job(tmp_path, workers=2, arguments=arguments, options=options, faults=kills, script=script)
+    assert done.exit_code == 0, done.output
+    assert set(done.digests) == {"m2", "m3"}, "members of a new life"
+    assert set(done.digests.values()) == set(alone.digests.values())

@@ -11,6 +11,7 @@ import pytest
 from elastrain.base.checkpoint_settings import CheckpointOptions
 from elastrain.base.resume import (
     OWN,
+    SKIPPED,
     Resume,
     as_text,
     changes,
@@ -338,6 +339,7 @@ def test_of_checkpoint_and_loaded_state_the_one_with_more_steps_counts(
         (48, replace(RESUME, spec={OWN: 7}), False, 7),
         (49, replace(RESUME, spec={OWN: 7}), True, 8),
         (5, replace(RESUME, step=-1, spec={}), True, 5),
+        (0, replace(RESUME, spec={SKIPPED: 7}), False, 7),
     ],
 )
 def test_of_two_checkpoints_the_one_with_more_steps_is_taken_and_no_step_counts_twice(
@@ -352,5 +354,7 @@ def test_of_two_checkpoints_the_one_with_more_steps_is_taken_and_no_step_counts_
 
 def test_where_a_library_begins_may_change_and_all_members_begin_there() -> None:
     now = {"seed": 0, "model": "a", "backups": 1}
-    assert changes(replace(RESUME, spec={**now, OWN: 7}), {**now, OWN: 8}) == ()
+    assert changes(replace(RESUME, spec={**now, OWN: 7, SKIPPED: 7}), {**now, OWN: 8, SKIPPED: 8}) == ()
+    refused = changes(replace(RESUME, spec={**now, SKIPPED: 7}), {**now, SKIPPED: 8})
+    assert len(refused) == 1, "a script that leaves out samples by itself would leave them out twice"
     assert "that all members find" in spec_difference({**now, OWN: 7}, {**now, OWN: 8})
